@@ -1,0 +1,282 @@
+"""The interface of every aggregation method: one call a round, from what arrived to what is sent next.
+
+A method is one class in one file: it subclasses `Aggregator`, names its settings as keyword arguments with defaults,
+and implements `aggregate`. Checks, absent clients, timing and memory ownership are handled here.
+
+Columns may be shared out over processes: each process then sees all clients but only its own columns of the K x d
+matrices. A method stays correct if every sum over columns (Gram matrices, norms, counts) passes through
+`Upload.reduce` and everything else acts on each column alone.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from jgesr_lightning.regularisers import Proximal, Regulariser
+
+Reduce = Callable[[Tensor], Tensor]
+"""Sums a small tensor over the processes that hold the other columns (identity when there is only one)."""
+
+
+def no_reduce(partial: Tensor) -> Tensor:
+    """Return `partial` unchanged: this process holds every column."""
+    return partial
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What arrived in one round, participants only (P of the K clients; P = K unless some sat out).
+
+    Attributes:
+        received: (P, d) what arrived, one row a client. Not to be modified.
+        weights: (P,) float64, positive, summing to one: shares of training samples among the participants.
+        mask: (P, d) bool, True where an entry arrived, or None where all did. `received` means nothing where False.
+        previous: (P, d) what the server sent last round, or None.
+        initial: (d,) the model of round 0, or None.
+        clients: (P,) indices of the participants among all K clients, ascending.
+        num_clients: K.
+        layers: number of columns of each layer of the network, summing to d, or None where not known.
+        reduce: sums partial results over the processes that hold the other columns.
+    """
+
+    received: Tensor
+    weights: Tensor
+    mask: Tensor | None
+    previous: Tensor | None
+    initial: Tensor | None
+    clients: Tensor
+    num_clients: int
+    layers: tuple[int, ...] | None = None
+    reduce: Reduce = no_reduce
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """Result of one aggregation.
+
+    Attributes:
+        models: (K, d) what the server sends next, own memory, dtype and device of what was received.
+        graph: (K, K) float64. Adjacency W for methods that learn a graph, else the mixing matrix (rows sum to one).
+        info: plain numbers, strings and lists: iterations, converged, objective, seconds, clusters, ...
+        layer_graphs: (layers, K, K) float64 where one graph a layer was learnt, else None.
+    """
+
+    models: Tensor
+    graph: Tensor
+    info: dict[str, Any] = field(default_factory=dict)
+    layer_graphs: Tensor | None = None
+
+
+class Aggregator(nn.Module, ABC):
+    """Base of the aggregation methods; calling one checks its input, sets absent clients aside and times it.
+
+    Class attributes:
+        name: the word that configuration files use.
+        mixing: True where `graph` is a mixing matrix (an absent client's row is then the identity's), False where it
+            is an adjacency matrix (an absent client is then isolated).
+        min_clients: fewer clients than this in the whole federation is an error.
+        needs: which of "previous" and "initial" the method cannot do without.
+    """
+
+    name: ClassVar[str]
+    mixing: ClassVar[bool] = True
+    min_clients: ClassVar[int] = 1
+    needs: ClassVar[tuple[str, ...]] = ()
+
+    @abstractmethod
+    def aggregate(self, upload: Upload) -> Aggregate:
+        """Aggregate the participants' models; the result has P rows, and a (P, P) graph."""
+
+    def client_terms(self, proximal_mu: float | None = None) -> tuple[Regulariser, ...]:
+        """Return what the clients add to their loss; `proximal_mu` None leaves the proximal weight to the method."""
+        return (Proximal(proximal_mu),) if proximal_mu else ()
+
+    def state(self) -> dict[str, Any]:
+        """Return what the next round needs beyond the models: plain containers and tensors."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restore what `state` returned."""
+
+    def forward(
+        self,
+        received: Tensor,
+        weights: Tensor,
+        mask: Tensor | None = None,
+        previous: Tensor | None = None,
+        initial: Tensor | None = None,
+        *,
+        present: Tensor | None = None,
+        layers: Sequence[int] | None = None,
+        reduce: Reduce = no_reduce,
+    ) -> Aggregate:
+        """Aggregate one round.
+
+        Args:
+            received: (K, d) floating point, any device; never modified.
+            weights: (K,) positive shares of training samples; normalised here.
+            mask: (K, d) bool, True where an entry arrived; None: all arrived.
+            previous: (K, d) models sent last round.
+            initial: (d,) model of round 0.
+            present: (K,) bool, False for clients that did not take part: they keep `previous` and enter no sum. A
+                client of whose model no entry arrived counts as absent too, if `previous` is given.
+            layers: columns of each layer, summing to d.
+            reduce: sums partial results over processes that hold the other columns.
+
+        Raises:
+            ValueError: wrong shape, type or value, with its name; `previous` missing where it is needed.
+        """
+        start = time.perf_counter()
+        weights = self._check(received, weights, mask, previous, initial, layers)
+        num_clients = received.shape[0]
+        taking_part = self._present(received, mask, previous, present, reduce)
+        clients = taking_part.nonzero().squeeze(1)
+        everyone = len(clients) == num_clients
+
+        def rows(matrix: Tensor | None) -> Tensor | None:
+            return matrix if matrix is None or everyone else matrix[clients.to(matrix.device)]
+
+        if everyone or len(clients) > 0:
+            shares = weights if everyone else weights[clients]
+            upload = Upload(
+                received=received if everyone else received[clients.to(received.device)],
+                weights=shares / shares.sum(),
+                mask=rows(mask),
+                previous=rows(previous),
+                initial=initial,
+                clients=clients,
+                num_clients=num_clients,
+                layers=None if layers is None else tuple(layers),
+                reduce=reduce,
+            )
+            part = self._alone(upload) if len(clients) < self.min_clients else self.aggregate(upload)
+        else:
+            part = None
+        out = part if part is not None and everyone else self._scatter(part, clients, num_clients, previous)
+        out.info.update(participants=len(clients), seconds=time.perf_counter() - start)
+        return out
+
+    def _check(
+        self,
+        received: Tensor,
+        weights: Tensor,
+        mask: Tensor | None,
+        previous: Tensor | None,
+        initial: Tensor | None,
+        layers: Sequence[int] | None,
+    ) -> Tensor:
+        if received.ndim != 2 or not received.is_floating_point():
+            raise ValueError(
+                f"received must be a (clients, parameters) floating-point matrix; "
+                f"got {received.dtype} of shape {tuple(received.shape)}"
+            )
+        num_clients, size = received.shape
+        if num_clients < max(1, self.min_clients):
+            raise ValueError(f"{self.name} needs at least {max(1, self.min_clients)} clients; got {num_clients}")
+        weights = torch.as_tensor(weights, dtype=torch.float64).detach().cpu()
+        if weights.shape != (num_clients,):
+            raise ValueError(f"weights must have shape ({num_clients},); got {tuple(weights.shape)}")
+        if not bool((torch.isfinite(weights) & (weights > 0)).all()):
+            raise ValueError("weights must be positive and finite, one for each client")
+        expected = {"mask": (num_clients, size), "previous": (num_clients, size), "initial": (size,)}
+        for name, tensor in (("mask", mask), ("previous", previous), ("initial", initial)):
+            if tensor is not None and tensor.shape != expected[name]:
+                raise ValueError(f"{name} must have shape {expected[name]}; got {tuple(tensor.shape)}")
+            if tensor is None and name in self.needs:
+                raise ValueError(f"{self.name} needs `{name}`")
+        if mask is not None and mask.dtype != torch.bool:
+            raise ValueError(f"mask must be of type bool; got {mask.dtype}")
+        if layers is not None and sum(layers) != size:
+            raise ValueError(f"layers must sum to the {size} columns; they sum to {sum(layers)}")
+        return weights / weights.sum()
+
+    @staticmethod
+    def _present(
+        received: Tensor, mask: Tensor | None, previous: Tensor | None, present: Tensor | None, reduce: Reduce
+    ) -> Tensor:
+        num_clients = received.shape[0]
+        if present is None:
+            taking_part = torch.ones(num_clients, dtype=torch.bool)
+        else:
+            taking_part = torch.as_tensor(present, dtype=torch.bool).cpu()
+            if taking_part.shape != (num_clients,):
+                raise ValueError(f"present must have shape ({num_clients},); got {tuple(taking_part.shape)}")
+            if previous is None and not bool(taking_part.all()):
+                raise ValueError("clients that are absent keep their model: `previous` is needed")
+        if mask is not None and previous is not None:
+            taking_part = taking_part & (reduce(mask.any(1).to(torch.float64)) > 0).cpu()
+        return taking_part
+
+    def _alone(self, upload: Upload) -> Aggregate:
+        """One participant, in a federation of several: nobody to share with, so its model stays what arrived."""
+        count = len(upload.clients)
+        graph = torch.eye(count, dtype=torch.float64) if self.mixing else torch.zeros(count, count, dtype=torch.float64)
+        return Aggregate(complete(upload), graph, {"note": "fewer participants than the method needs: models kept"})
+
+    def _scatter(self, part: Aggregate | None, clients: Tensor, num_clients: int, previous: Tensor | None) -> Aggregate:
+        assert previous is not None  # `_present` leaves nobody out without it
+        models = previous.clone()
+        info = {} if part is None else part.info
+
+        def spread(small: Tensor | None, absent: Tensor) -> Tensor:
+            full = absent.clone()
+            if small is not None:
+                full[..., clients[:, None], clients[None, :]] = small.to(full.device)
+            return full
+
+        identity = torch.eye(num_clients, dtype=torch.float64)
+        absent = identity if self.mixing else torch.zeros_like(identity)
+        if part is None:
+            return Aggregate(models, absent, info)
+        models = models.to(part.models.dtype)
+        models[clients.to(models.device)] = part.models
+        absent[clients, clients] = 0
+        layer_graphs = part.layer_graphs
+        if layer_graphs is not None:
+            layer_graphs = spread(layer_graphs, absent.expand(len(layer_graphs), -1, -1))
+        return Aggregate(models, spread(part.graph, absent), info, layer_graphs)
+
+
+def complete(upload: Upload) -> Tensor:
+    """Return (P, d) models without gaps, in own memory: what arrived; elsewhere what was sent last round.
+
+    Without `previous`, a gap takes the weighted mean of those who delivered that coordinate, or zero where nobody did.
+    """
+    if upload.mask is None:
+        return upload.received.clone()
+    if upload.previous is not None:
+        filler = upload.previous.to(upload.received.dtype)
+    else:
+        shares = upload.weights.to(upload.received)[:, None] * upload.mask
+        total = shares.sum(0)
+        arrived = torch.where(upload.mask, upload.received, 0)
+        filler = torch.where(total > 0, (shares * arrived).sum(0) / total.clamp_min(torch.finfo(total.dtype).tiny), 0)
+    return torch.where(upload.mask, upload.received, filler)
+
+
+def mix(upload: Upload, mixing: Tensor) -> Tensor:
+    """Return (P, d) row averages ``sum_j a_kj x_j`` over what arrived, in own memory.
+
+    With a mask, each coordinate is averaged over the clients that delivered it, weights renormalised; where none with
+    a positive weight did, client k keeps its previous value (or, without `previous`, the coordinate's overall mean, or
+    zero where nobody delivered it).
+
+    Args:
+        upload: the round.
+        mixing: (P, P) non-negative, rows summing to one.
+    """
+    x = upload.received
+    weights = mixing.to(x)
+    if upload.mask is None:
+        return weights @ x
+    arrived = torch.where(upload.mask, x, 0)
+    total = weights @ upload.mask.to(x.dtype)
+    average = (weights @ arrived) / total.clamp_min(torch.finfo(x.dtype).tiny)
+    return torch.where(total > 0, average, complete(upload) if bool((total <= 0).any()) else average)

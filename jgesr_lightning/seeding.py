@@ -1,0 +1,30 @@
+"""One random generator per (seed, purpose, round, client): results depend on neither order nor number of processes."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+INIT = "initial model"
+PARTITION = "partition"
+BATCHES = "batches"
+CHANNEL = "channel"
+PARTICIPATION = "participation"
+DROPOUT = "dropout"
+SUBSET = "subset"
+
+
+def derive(seed: int, purpose: str, round_number: int = 0, client: int = 0) -> int:
+    """Return a 63-bit seed that depends on all four arguments and on nothing else.
+
+    A cryptographic hash spreads neighbouring keys over the whole range, so that no two streams overlap in practice
+    (arithmetic such as ``seed + client`` makes client 1 of seed 0 and client 0 of seed 1 the same stream).
+    """
+    key = f"{int(seed)}|{purpose}|{int(round_number)}|{int(client)}".encode()
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 1
+
+
+def generator(seed: int, purpose: str, round_number: int = 0, client: int = 0) -> torch.Generator:
+    """Return a CPU generator for one purpose, round and client; the same numbers on every device and process."""
+    return torch.Generator().manual_seed(derive(seed, purpose, round_number, client))
