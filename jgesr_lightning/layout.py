@@ -1,0 +1,82 @@
+"""One order of all that a network communicates: state dict <-> a row of the K x d matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class ParameterLayout:
+    """Names, shapes and order of a network's communicated tensors.
+
+    The rule: all parameters in the network's own order come first, then its persistent floating-point buffers (batch
+    norm's running statistics). Integer buffers (batch norm's counter) stay on the client.
+
+    Attributes:
+        names: state-dict keys, in order.
+        shapes: their shapes.
+        num_parameters: columns that are trained; the first ones.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    num_parameters: int
+
+    @classmethod
+    def of(cls, net: nn.Module) -> ParameterLayout:
+        """Read the layout off a network."""
+        persistent = net.state_dict(keep_vars=True)
+        parameters = {name: p for name, p in net.named_parameters() if name in persistent}
+        buffers = {name: b for name, b in persistent.items() if name not in parameters and b.is_floating_point()}
+        tensors = {**parameters, **buffers}
+        return cls(
+            names=tuple(tensors),
+            shapes=tuple(t.shape for t in tensors.values()),
+            num_parameters=sum(p.numel() for p in parameters.values()),
+        )
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of columns of each tensor."""
+        return tuple(shape.numel() for shape in self.shapes)
+
+    @property
+    def size(self) -> int:
+        """Number of columns d."""
+        return sum(self.sizes)
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Columns of each layer, in order: neighbouring tensors of one module (weight and bias) are one layer.
+
+        Summing to d. Buffers come after all parameters, so a batch-norm module's statistics are a layer of their own.
+        """
+        layers: list[int] = []
+        last = None
+        seen = 0
+        for name, size in zip(self.names, self.sizes, strict=True):
+            owner = (name.rpartition(".")[0], seen >= self.num_parameters)
+            if owner == last:
+                layers[-1] += size
+            else:
+                layers.append(size)
+            last, seen = owner, seen + size
+        return tuple(layers)
+
+    def flatten(self, state_dict: Mapping[str, Tensor], out: Tensor | None = None) -> Tensor:
+        """Return the row (d,) that holds the tensors of `state_dict`; written into `out` where given."""
+        pieces = [state_dict[name].detach().reshape(-1) for name in self.names]
+        return torch.cat(pieces, out=out) if out is not None else torch.cat(pieces)
+
+    def restore(self, row: Tensor) -> dict[str, Tensor]:
+        """Return views of `row` (..., d) under their state-dict names, shaped (..., *shape)."""
+        pieces = row.split(self.sizes, dim=-1)
+        lead = row.shape[:-1]
+        return {
+            name: piece.reshape(*lead, *shape)
+            for name, shape, piece in zip(self.names, self.shapes, pieces, strict=True)
+        }
