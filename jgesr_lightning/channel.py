@@ -1,0 +1,105 @@
+"""The uplink: what the clients send arrives noisy and with entries missing.
+
+The channel of arXiv 2505.11648: ``received = M * X + N`` with ``N_kj ~ N(0, sigma_k^2)`` and ``M`` in {0, 1}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from jgesr_lightning import checks, seeding
+
+MISSING = f"{seeding.CHANNEL}: missing"  # a stream of its own: the noise is the same at every missing rate
+
+
+def noise_std_for(initial: Tensor, noise: float) -> float:
+    """Return the deviation ``sigma = noise * mean|initial|`` that noise level `noise` means for the initial model.
+
+    Args:
+        initial: parameters of the model of round 0, any shape.
+        noise: noise level s >= 0, relative to the mean magnitude of the parameters.
+
+    """
+    checks.number("channel.noise", noise, at_least=0)
+    return noise * float(initial.detach().abs().double().mean())
+
+
+class Uplink:
+    """Send local models to the server: add white Gaussian noise and lose entries.
+
+    Every client's row comes from its own generators, keyed by (seed, round, client): a row is the same whichever
+    process computes it and whichever other rows are sent with it. Noise and losses have separate streams, and an entry
+    is lost where a uniform number lies below the rate: at one seed, runs at several missing rates see the same noise,
+    and what is lost at one rate is lost at every higher one.
+
+    Args:
+        noise_std: standard deviation (not variance) of the noise, for all clients or one a client, shape (K,); >= 0.
+        missing_rate: probability that an entry does not arrive, in [0, 1).
+        seed: seed of the channel.
+
+    """
+
+    def __init__(self, noise_std: float | Sequence[float] | Tensor, missing_rate: float = 0.0, seed: int = 0) -> None:
+        sigma = torch.as_tensor(noise_std, dtype=torch.float64).detach().cpu().clone()
+        if sigma.ndim > 1:
+            raise ValueError(f"noise_std has shape {tuple(sigma.shape)}; it must be a number or one number a client")
+        if not bool((torch.isfinite(sigma) & (sigma >= 0)).all()):
+            raise ValueError(f"noise_std is {noise_std!r}; every entry must be a finite number of at least 0")
+        checks.number("missing_rate", missing_rate, at_least=0)
+        if missing_rate >= 1:
+            raise ValueError(f"missing_rate is {missing_rate!r}; it must be below 1")
+        self.noise_std = sigma
+        self.missing_rate = float(missing_rate)
+        self.seed = int(seed)
+
+    @torch.no_grad()
+    def __call__(self, models: Tensor, round: int, clients: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
+        """Return what arrives of `models` in round `round`, and which entries did.
+
+        Noise is there also where nothing arrived. It is drawn on the CPU, in float64 for float64 models and in float32
+        for all others (these are two different draws), then moved to the models' device.
+
+        Args:
+            models: (K, d) floating-point, one row a client, any device; never modified.
+            round: round number; every round has fresh noise and fresh losses.
+            clients: global numbers of the clients whose rows these are; 0 to K - 1 if left out.
+
+        Returns:
+            received: (K, d), own memory, dtype and device of `models`.
+            mask: (K, d) bool, True where the entry arrived. When the missing rate is 0 it is one True seen K x d times
+                (an expanded view that costs no memory; clone it before writing to it).
+
+        """
+        if models.ndim != 2 or not models.is_floating_point():
+            raise ValueError(f"models is {models.dtype}, shape {tuple(models.shape)}; it must be floating-point (K, d)")
+        K, d = models.shape
+        ids = self._clients(K, clients)
+        sigma = self.noise_std.expand(max(ids, default=0) + 1) if self.noise_std.ndim == 0 else self.noise_std
+        precision = torch.float64 if models.dtype == torch.float64 else torch.float32
+        received = models.clone(memory_format=torch.contiguous_format)
+        mask = torch.ones((1, 1), dtype=torch.bool, device=models.device).expand(K, d)
+        if self.missing_rate > 0:
+            mask = torch.empty((K, d), dtype=torch.bool, device=models.device)
+            for row, client in enumerate(ids):
+                stream = seeding.generator(self.seed, MISSING, round, client)
+                mask[row] = (torch.rand(d, generator=stream) >= self.missing_rate).to(models.device)
+            received.masked_fill_(~mask, 0)  # not a product: what was lost may be infinite or not a number
+        for row, client in enumerate(ids):
+            if sigma[client] > 0:
+                stream = seeding.generator(self.seed, seeding.CHANNEL, round, client)
+                noise = torch.randn(d, generator=stream, dtype=precision).mul_(float(sigma[client]))
+                received[row] += noise.to(models.device)
+        return received, mask
+
+    def _clients(self, K: int, clients: Sequence[int] | None) -> list[int]:
+        ids = list(range(K)) if clients is None else [int(client) for client in clients]
+        if len(ids) != K:
+            raise ValueError(f"clients names {len(ids)} clients, but models has {K} rows")
+        if any(client < 0 for client in ids):
+            raise ValueError(f"clients is {ids}; client numbers start at 0")
+        if self.noise_std.ndim == 1 and any(client >= len(self.noise_std) for client in ids):
+            raise ValueError(f"client {max(ids)} sent its model, but noise_std has {len(self.noise_std)} entries")
+        return ids
