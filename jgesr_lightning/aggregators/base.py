@@ -5,14 +5,20 @@ and implements `aggregate`. Checks, absent clients, timing and memory ownership 
 
 Columns may be shared out over processes: each process then sees all clients but only its own columns of the K x d
 matrices. A method stays correct if every sum over columns (Gram matrices, norms, counts) passes through
-`Upload.reduce` and everything else acts on each column alone.
+`Upload.reduce` and everything else acts on each column alone. Decisions come from reduced numbers only, so that all
+processes take the same branch and meet in the same calls of `reduce`.
+
+What did not arrive is treated in two ways. An average of a coordinate is taken over the clients that delivered it, with
+weights renormalised (`mix`). Where models are compared as wholes (distances, cosines), a gap counts as unchanged since
+the last round (`complete`).
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -20,6 +26,8 @@ import torch
 from torch import Tensor, nn
 
 from jgesr_lightning.regularisers import Proximal, Regulariser
+
+logger = logging.getLogger(__name__)
 
 Reduce = Callable[[Tensor], Tensor]
 """Sums a small tensor over the processes that hold the other columns (identity when there is only one)."""
@@ -63,9 +71,10 @@ class Aggregate:
 
     Attributes:
         models: (K, d) what the server sends next, own memory, dtype and device of what was received.
-        graph: (K, K) float64. Adjacency W for methods that learn a graph, else the mixing matrix (rows sum to one).
+        graph: (K, K) float64, on the CPU: adjacency W for methods that learn a graph, else the mixing matrix (rows sum
+            to one).
         info: plain numbers, strings and lists: iterations, converged, objective, seconds, clusters, ...
-        layer_graphs: (layers, K, K) float64 where one graph a layer was learnt, else None.
+        layer_graphs: (layers, K, K) float64, on the CPU, where one graph a layer was learnt, else None.
     """
 
     models: Tensor
@@ -90,6 +99,10 @@ class Aggregator(nn.Module, ABC):
     min_clients: ClassVar[int] = 1
     needs: ClassVar[tuple[str, ...]] = ()
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.warned = False
+
     @abstractmethod
     def aggregate(self, upload: Upload) -> Aggregate:
         """Aggregate the participants' models; the result has P rows, and a (P, P) graph."""
@@ -105,6 +118,7 @@ class Aggregator(nn.Module, ABC):
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore what `state` returned."""
 
+    @torch.no_grad()
     def forward(
         self,
         received: Tensor,
@@ -135,6 +149,9 @@ class Aggregator(nn.Module, ABC):
         """
         start = time.perf_counter()
         weights = self._check(received, weights, mask, previous, initial, layers)
+        mask = None if mask is None else mask.to(received.device)
+        previous = None if previous is None else previous.to(received)
+        initial = None if initial is None else initial.to(received)
         num_clients = received.shape[0]
         taking_part = self._present(received, mask, previous, present, reduce)
         clients = taking_part.nonzero().squeeze(1)
@@ -143,8 +160,9 @@ class Aggregator(nn.Module, ABC):
         def rows(matrix: Tensor | None) -> Tensor | None:
             return matrix if matrix is None or everyone else matrix[clients.to(matrix.device)]
 
-        if everyone or len(clients) > 0:
-            shares = weights if everyone else weights[clients]
+        part = None
+        if len(clients) > 0:
+            shares = weights[clients]
             upload = Upload(
                 received=received if everyone else received[clients.to(received.device)],
                 weights=shares / shares.sum(),
@@ -157,11 +175,12 @@ class Aggregator(nn.Module, ABC):
                 reduce=reduce,
             )
             part = self._alone(upload) if len(clients) < self.min_clients else self.aggregate(upload)
-        else:
-            part = None
         out = part if part is not None and everyone else self._scatter(part, clients, num_clients, previous)
-        out.info.update(participants=len(clients), seconds=time.perf_counter() - start)
-        return out
+        if received.is_cuda:
+            torch.cuda.synchronize(received.device)  # else `seconds` would miss what is still queued
+        info = {**out.info, "participants": len(clients), "seconds": time.perf_counter() - start}
+        layer_graphs = None if out.layer_graphs is None else out.layer_graphs.cpu()
+        return Aggregate(out.models, out.graph.cpu(), info, layer_graphs)
 
     def _check(
         self,
@@ -235,7 +254,6 @@ class Aggregator(nn.Module, ABC):
         absent = identity if self.mixing else torch.zeros_like(identity)
         if part is None:
             return Aggregate(models, absent, info)
-        models = models.to(part.models.dtype)
         models[clients.to(models.device)] = part.models
         absent[clients, clients] = 0
         layer_graphs = part.layer_graphs
@@ -244,25 +262,43 @@ class Aggregator(nn.Module, ABC):
         return Aggregate(models, spread(part.graph, absent), info, layer_graphs)
 
 
+def column_slices(matrix: Tensor) -> Iterator[slice]:
+    """Yield slices that cover the columns of `matrix` (P, d), each small enough for cheap float64 copies."""
+    rows, columns = matrix.shape
+    # About 1 MiB of float64 stays in a core's cache; a GPU wants few, large kernels.
+    width = max(1024, (2**24 if matrix.is_cuda else 2**17) // rows)
+    for start in range(0, columns, width):
+        yield slice(start, min(start + width, columns))
+
+
+def _filler(upload: Upload, mask: Tensor, columns: slice) -> Tensor:
+    """Return what stands where nothing arrived, for some columns: (P, c) or (1, c)."""
+    if upload.previous is not None:
+        return upload.previous[:, columns]
+    arrived = torch.where(mask[:, columns], upload.received[:, columns], 0).to(torch.float64)
+    shares = upload.weights.to(arrived.device)[:, None] * mask[:, columns]
+    total = shares.sum(0, keepdim=True)
+    mean = (shares * arrived).sum(0, keepdim=True) / total.clamp_min(torch.finfo(torch.float64).tiny)
+    return mean.to(upload.received.dtype)
+
+
 def complete(upload: Upload) -> Tensor:
     """Return (P, d) models without gaps, in own memory: what arrived; elsewhere what was sent last round.
 
     Without `previous`, a gap takes the weighted mean of those who delivered that coordinate, or zero where nobody did.
     """
-    if upload.mask is None:
+    mask = upload.mask
+    if mask is None:
         return upload.received.clone()
-    if upload.previous is not None:
-        filler = upload.previous.to(upload.received.dtype)
-    else:
-        shares = upload.weights.to(upload.received)[:, None] * upload.mask
-        total = shares.sum(0)
-        arrived = torch.where(upload.mask, upload.received, 0)
-        filler = torch.where(total > 0, (shares * arrived).sum(0) / total.clamp_min(torch.finfo(total.dtype).tiny), 0)
-    return torch.where(upload.mask, upload.received, filler)
+    models = torch.empty_like(upload.received, memory_format=torch.contiguous_format)
+    for columns in column_slices(models):
+        filler = _filler(upload, mask, columns)
+        models[:, columns] = torch.where(mask[:, columns], upload.received[:, columns], filler)
+    return models
 
 
 def mix(upload: Upload, mixing: Tensor) -> Tensor:
-    """Return (P, d) row averages ``sum_j a_kj x_j`` over what arrived, in own memory.
+    """Return (P, d) row averages ``sum_j a_kj x_j`` over what arrived, in own memory, summed in float64.
 
     With a mask, each coordinate is averaged over the clients that delivered it, weights renormalised; where none with
     a positive weight did, client k keeps its previous value (or, without `previous`, the coordinate's overall mean, or
@@ -270,13 +306,37 @@ def mix(upload: Upload, mixing: Tensor) -> Tensor:
 
     Args:
         upload: the round.
-        mixing: (P, P) non-negative, rows summing to one.
+        mixing: (P, P) float64, non-negative, rows summing to one. Rows that are equal are computed once.
     """
-    x = upload.received
-    weights = mixing.to(x)
-    if upload.mask is None:
-        return weights @ x
-    arrived = torch.where(upload.mask, x, 0)
-    total = weights @ upload.mask.to(x.dtype)
-    average = (weights @ arrived) / total.clamp_min(torch.finfo(x.dtype).tiny)
-    return torch.where(total > 0, average, complete(upload) if bool((total <= 0).any()) else average)
+    received, mask = upload.received, upload.mask
+    distinct, which = torch.unique(mixing.cpu(), dim=0, return_inverse=True)
+    distinct, which = distinct.to(received.device, torch.float64), which.to(received.device)
+    models = torch.empty_like(received, memory_format=torch.contiguous_format)
+    for columns in column_slices(models):
+        arrived = received[:, columns] if mask is None else torch.where(mask[:, columns], received[:, columns], 0)
+        average = distinct @ arrived.to(torch.float64)
+        if mask is None:
+            models[:, columns] = average.to(models.dtype)[which]
+            continue
+        total = distinct @ mask[:, columns].to(torch.float64)
+        average /= total.clamp_min(torch.finfo(torch.float64).tiny)
+        kept = (total <= 0)[which]
+        part = average.to(models.dtype)[which]
+        if bool(kept.any()):
+            part = torch.where(kept, _filler(upload, mask, columns), part)
+        models[:, columns] = part
+    return models
+
+
+def note_self_weights(aggregator: Aggregator, mixing: Tensor, info: dict[str, Any]) -> None:
+    """Warn, once in the log and each round in `info`, where every client keeps more than 0.999 of its own model.
+
+    Settings can turn a method into `local` without an error; a result that rests on such settings should say so.
+    """
+    weights = mixing.diagonal()
+    info["self_weight"] = float(weights.mean())
+    if len(weights) > 1 and float(weights.min()) > 0.999:
+        info["warning"] = f"{aggregator.name}: every client's own model weighs more than 0.999; nothing is shared"
+        if not aggregator.warned:
+            logger.warning("%s", info["warning"])
+            aggregator.warned = True
