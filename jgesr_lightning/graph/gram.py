@@ -1,0 +1,77 @@
+"""Gram matrices of client models, and the distances and cosines they hold: one pass over d, float64 throughout."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_CHUNK_BYTES_CPU = 1 << 20  # a chunk and its float64 copy stay in the second-level cache
+_CHUNK_BYTES_ACCELERATOR = 1 << 26  # few launches, and still far less than the matrix itself
+
+
+def chunk_columns(rows: int, device: torch.device) -> int:
+    """Return how many columns to take at a time, so that `rows` of them in float64 make one chunk on `device`."""
+    size = _CHUNK_BYTES_CPU if device.type == "cpu" else _CHUNK_BYTES_ACCELERATOR
+    return max(256, size // (8 * max(1, rows)) // 256 * 256)
+
+
+def gram(X: Tensor, *, minus: Tensor | None = None, mask: Tensor | None = None, chunk: int | None = None) -> Tensor:
+    r"""Return the Gram matrix of the rows, :math:`(M * (X - R)) (M * (X - R))^\top`.
+
+    Products and sums are float64 whatever the type of `X`, and no more than one chunk of columns is ever copied. Where
+    columns are shared out over processes this is one process's part: the sum over processes is the caller's.
+
+    Args:
+        X: (..., K, d) floating point.
+        minus: R, (..., K, d) or (d,) or anything that broadcasts to `X`; None: zero. Subtracting what the rows share
+            before multiplying is what keeps the digits of their differences.
+        mask: M, (..., K, d) bool; entries where it is False count as zero, whatever they hold. None: all count.
+        chunk: columns at a time; None: as fits the device.
+
+    Returns:
+        (..., K, K) float64, exactly symmetric, on the device of `X`.
+
+    Raises:
+        ValueError: `X` is not a floating-point matrix.
+    """
+    if X.ndim < 2 or not X.is_floating_point():
+        raise ValueError(f"X must be a (..., K, d) floating-point tensor; got {X.dtype} of shape {tuple(X.shape)}")
+    rows, size = X.shape[-2:]
+    chunk = chunk or chunk_columns(X.shape[:-1].numel(), X.device)
+    total = torch.zeros(*X.shape[:-1], rows, dtype=torch.float64, device=X.device)
+    for start in range(0, size, chunk):
+        columns = slice(start, start + chunk)
+        part = X[..., columns].to(torch.float64)
+        if minus is not None:
+            part = part - minus[..., columns]
+        if mask is not None:
+            part = torch.where(mask[..., columns], part, 0)
+        total = total + part @ part.mT
+    return (total + total.mT) / 2
+
+
+def distances_from_gram(G: Tensor) -> Tensor:
+    """Return squared distances ``G_mm + G_nn - 2 G_mn``: (..., K, K), symmetric, non-negative, zero diagonal.
+
+    Rounding is relative to the largest G: centre the rows (``gram(X, minus=X.mean(0))``) if they share a large part.
+    """
+    norms = G.diagonal(dim1=-2, dim2=-1)
+    distances = (norms[..., :, None] + norms[..., None, :] - (G + G.mT)).clamp_min(0)
+    return distances.masked_fill(torch.eye(G.shape[-1], dtype=torch.bool, device=G.device), 0)
+
+
+def cosine_from_gram(G: Tensor) -> Tensor:
+    """Return cosines ``G_mn / sqrt(G_mm G_nn)`` in [-1, 1]: (..., K, K); a zero row has cosine 0, with itself too."""
+    norms = G.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
+    inverse = torch.where(norms > 0, 1 / norms, 0)
+    return (G * inverse[..., :, None] * inverse[..., None, :]).clamp(-1, 1)
+
+
+def pairwise_sq_distances(X: Tensor, *, chunk: int | None = None) -> Tensor:
+    r"""Return :math:`D_{mn} = \|x_m - x_n\|^2` of the rows of `X` (..., K, d): (..., K, K) float64.
+
+    The rows' mean is taken out before multiplying, so a large part that all share costs no digits.
+    """
+    if X.ndim < 2 or not X.is_floating_point():
+        raise ValueError(f"X must be a (..., K, d) floating-point tensor; got {X.dtype} of shape {tuple(X.shape)}")
+    return distances_from_gram(gram(X, minus=X.mean(-2, keepdim=True), chunk=chunk))
