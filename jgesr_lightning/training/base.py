@@ -1,0 +1,74 @@
+"""What a local-training engine is: it takes the models that were sent and returns what the clients made of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+Deliver = Callable[[int, Mapping[str, Tensor]], None]
+"""Called as ``deliver(row, state_dict)`` when the client in local row `row` has finished."""
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """One client's samples, normalised, on the device where they are used.
+
+    Attributes:
+        train_inputs: (n, channels, side, side).
+        train_labels: (n,) int64.
+        test_inputs: (m, channels, side, side).
+        test_labels: (m,) int64.
+    """
+
+    train_inputs: Tensor
+    train_labels: Tensor
+    test_inputs: Tensor
+    test_labels: Tensor
+
+    @property
+    def size(self) -> int:
+        """Number of training samples."""
+        return len(self.train_labels)
+
+
+class Engine(ABC):
+    """Trains and evaluates the clients of this process.
+
+    Engines differ in speed alone: batches are drawn by one generator per (seed, round, client), so that every engine
+    sees the same samples in the same order and returns the same models up to rounding.
+    """
+
+    name: str
+
+    @abstractmethod
+    def train(
+        self,
+        round_number: int,
+        rows: Sequence[int],
+        sent: Tensor,
+        deliver: Deliver,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> Tensor:
+        """Train the clients in local `rows` from the models they were sent.
+
+        Args:
+            round_number: keys the random generators.
+            rows: local row numbers of the clients that take part.
+            sent: (local clients, d) models sent; never modified.
+            deliver: receives each client's state dict when it is done.
+            stopping: asked between clients; True abandons the rest.
+
+        Returns:
+            (local clients,) float64 mean training loss over all batches seen, penalties included; NaN where a client
+            did not take part.
+        """
+
+    @abstractmethod
+    def evaluate(self, models: Tensor) -> tuple[Tensor, Tensor]:
+        """Return accuracy and mean loss of each model (local clients, d) on its client's test samples.
+
+        Both are (local clients,) float64 on the CPU.
+        """

@@ -1,0 +1,120 @@
+"""The reference engine: one client after another through one Fabric-wrapped module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torchmetrics.classification import MulticlassAccuracy
+
+from jgesr_lightning.client import ClientModule
+from jgesr_lightning.seeding import DROPOUT, derive
+from jgesr_lightning.training.base import ClientData, Deliver, Engine
+from jgesr_lightning.training.batches import epoch_orders
+
+EVALUATION_BATCH = 512
+
+
+class SequentialEngine(Engine):
+    """Trains the clients of this process one at a time.
+
+    Args:
+        fabric: launched Fabric; its precision and device apply.
+        client: the one client slot of this process.
+        data: samples of each local client.
+        clients: global index of each local client.
+        num_classes: number of classes.
+        epochs: local epochs a round.
+        batch_size: samples a step.
+        seed: seed of the batches.
+    """
+
+    name = "sequential"
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        client: ClientModule,
+        data: Sequence[ClientData],
+        clients: Sequence[int],
+        num_classes: int,
+        epochs: int,
+        batch_size: int,
+        seed: int,
+    ) -> None:
+        self.fabric = fabric
+        self.client = client
+        self.data = data
+        self.clients = clients
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.seed = seed
+        self.module = fabric.setup_module(client)
+        client.tie()
+        self.accuracy = MulticlassAccuracy(num_classes, average="micro", validate_args=False).to(fabric.device)
+
+    def train(
+        self,
+        round_number: int,
+        rows: Sequence[int],
+        sent: Tensor,
+        deliver: Deliver,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> Tensor:
+        """See `Engine.train`."""
+        losses = torch.full((len(self.clients),), torch.nan, dtype=torch.float64)
+        self.module.train()
+        with torch.random.fork_rng():
+            for row in rows:
+                if stopping():
+                    break
+                # dropout's masks follow the client and the round, not the order of the clients
+                torch.manual_seed(derive(self.seed, DROPOUT, round_number, self.clients[row]))
+                self.client.receive(sent[row])
+                losses[row] = self._visit(round_number, row)
+                deliver(row, self.client.net.state_dict())
+        return losses
+
+    def _visit(self, round_number: int, row: int) -> float:
+        data = self.data[row]
+        optimizer = self.fabric.setup_optimizers(self.client.configure_optimizers())
+        optimizer.zero_grad(set_to_none=False)
+        orders = epoch_orders(data.size, self.epochs, self.seed, round_number, self.clients[row])
+        total = torch.zeros((), dtype=torch.float64, device=self.fabric.device)
+        for order in orders.to(self.fabric.device, non_blocking=True):
+            batches = zip(
+                data.train_inputs[order].split(self.batch_size),
+                data.train_labels[order].split(self.batch_size),
+                strict=True,
+            )
+            for step, batch in enumerate(batches):
+                loss = self.module.training_step(batch, step)
+                self.fabric.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=False)
+                total += loss.detach()
+        return float(total) / (self.epochs * -(-data.size // self.batch_size))
+
+    @torch.inference_mode()
+    def evaluate(self, models: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Engine.evaluate`."""
+        accuracy = torch.zeros(len(self.clients), dtype=torch.float64)
+        loss = torch.zeros_like(accuracy)
+        self.module.eval()
+        for row, data in enumerate(self.data):
+            self.client.receive(models[row])
+            self.accuracy.reset()
+            total = torch.zeros((), dtype=torch.float64, device=self.fabric.device)
+            batches = zip(
+                data.test_inputs.split(EVALUATION_BATCH), data.test_labels.split(EVALUATION_BATCH), strict=True
+            )
+            for inputs, labels in batches:
+                scores = self.module(inputs)
+                self.accuracy.update(scores, labels)
+                total += cross_entropy(scores, labels, reduction="sum")
+            accuracy[row] = self.accuracy.compute()
+            loss[row] = total / len(data.test_labels)
+        return accuracy, loss
