@@ -1,0 +1,101 @@
+# Everything starts here; `make` alone lists the targets. The Python environment is made on first need, in .venv.
+SHELL := bash
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv
+PY := $(VENV)/bin/python
+RUN := $(VENV)/.ready-to-run
+TEST := $(VENV)/.ready-to-test
+RUNS ?= runs
+
+# A folder of data sets that the checkouts of a group share, beside them, is used where there is one.
+ifndef JGESR_DATA
+ifneq ($(wildcard ../shared/data/.),)
+ifeq ($(wildcard data/.),)
+export JGESR_DATA := $(abspath ../shared/data)
+endif
+endif
+endif
+
+.PHONY: help setup train test bench lint format table figures data slurm test-slurm clean clean-all need-config
+
+help: ## list the targets
+	@echo 'usage: make TARGET [CONFIG=mnist_s01] [ARGS="key=value ..."]'; echo
+	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/:.*## /\t/' | while IFS=$$'\t' read -r target text; do \
+	  printf '  %-12s %s\n' "$$target" "$$text"; done
+
+setup: $(TEST) ## make or update .venv with everything; the other targets do what they need by themselves
+
+train: need-config $(RUN) ## run a federation: make train CONFIG=mnist_s01 ARGS="aggregator.name=fedavg seed=3"
+	@$(PY) -m jgesr_lightning train "$(CONFIG)" $(ARGS)
+
+test: $(TEST) ## run the tests; ARGS goes to pytest
+	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(PY) -m pytest $(ARGS)
+
+bench: $(TEST) ## run the timings in tests/benchmarks, ARGS="--quick" for short ones
+	@for file in tests/benchmarks/bench_*.py; do echo "== $$file"; $(PY) "$$file" $(ARGS) || exit; done
+
+lint: $(TEST) ## check style, types and the direction of imports
+	@$(PY) -m ruff check
+	@$(PY) -m ruff format --check
+	@$(PY) -m mypy
+	@$(VENV)/bin/lint-imports
+
+format: $(TEST) ## format the code and mend what ruff can mend
+	@$(PY) -m ruff check --fix
+	@$(PY) -m ruff format
+
+table: $(RUN) ## tables of the runs in RUNS (default: runs)
+	@$(PY) -m jgesr_lightning table $(RUNS) $(ARGS)
+
+figures: $(RUN) ## figures of the runs in RUNS (default: runs)
+	@$(PY) -m jgesr_lightning figures $(RUNS) $(ARGS)
+
+data: $(RUN) ## fetch a data set: make data DATASET=cifar10 (default: that of CONFIG, else mnist)
+	@$(PY) -m jgesr_lightning data $(or $(DATASET),$(CONFIG),mnist) $(ARGS)
+
+slurm: need-config $(RUN) ## submit a run to SLURM; SBATCH="--gpus-per-node=4 ..." adds options
+	@command -v sbatch >/dev/null || { echo 'error: sbatch was not found; run this where SLURM jobs are submitted' >&2; exit 2; }
+	@sbatch $(SBATCH) configs/slurm/train.sbatch "$(CONFIG)" $(ARGS)
+
+test-slurm: $(TEST) ## try the SLURM scripts on a cluster of one node, started and ended by the test
+	@tests/slurm/run $(ARGS)
+
+clean: ## remove caches and build products; runs, data and .venv stay
+	@rm -rf build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
+	@find jgesr_lightning tests -name __pycache__ -prune -exec rm -rf {} +
+
+clean-all: clean ## also remove .venv; runs and data stay
+	@rm -rf $(VENV)
+
+need-config:
+	@[ -n "$(CONFIG)" ] && for file in "$(CONFIG)" "$(CONFIG).yaml" "configs/$(CONFIG)" "configs/$(CONFIG).yaml"; do \
+	  [ -f "$$file" ] && exit 0; done; \
+	{ [ -z "$(CONFIG)" ] && echo 'error: CONFIG is missing, as in: make $(firstword $(MAKECMDGOALS)) CONFIG=mnist_s01' || \
+	  echo 'error: no configuration file $(CONFIG)'; \
+	  echo 'configurations:'; cd configs && find . -name '*.yaml' ! -path './sweeps/*' ! -name base.yaml | \
+	  sed 's,^\./,  ,; s,\.yaml$$,,' | sort; } >&2; exit 2
+
+# $(call install,EXTRAS,STAMPS): a stamp is written only when all of it succeeded, and lasts until pyproject.toml changes.
+define install
+@rm -f $(2)
+@if ! $(PY) -c 'import sys, pip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+  for python in $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.14); do \
+    "$$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && break; python=; \
+  done; \
+  [ -n "$$python" ] || { echo 'error: Python 3.11 or newer with its venv module was not found$(if $(PYTHON), at $(PYTHON)); \
+name one with PYTHON=/path/to/python (Debian and Ubuntu: the package python3-venv)' >&2; exit 2; }; \
+  echo "Making $(VENV) with $$("$$python" --version)"; \
+  "$$python" -m venv --clear $(VENV) || exit; \
+fi
+@echo 'Installing into $(VENV) (PyTorch and Lightning are large: the first time takes some minutes)'
+@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.$(1)'
+@touch $(2)
+endef
+
+$(RUN): pyproject.toml
+	$(call install,,$(RUN))
+
+$(TEST): pyproject.toml
+	$(call install,[test],$(RUN) $(TEST))

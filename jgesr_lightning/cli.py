@@ -1,0 +1,126 @@
+"""The command line: ``python -m jgesr_lightning COMMAND ...`` (or ``jgesr COMMAND ...``).
+
+Exit status: 0 done; 2 bad configuration or data, with one line on stderr; 128 + signal number for a run that a signal
+ended early; 1 anything else. What a command needs is imported by that command, so that help and mistakes answer at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from jgesr_lightning import __version__
+from jgesr_lightning.checks import nearest
+from jgesr_lightning.config import Config, ConfigError, load_config, to_yaml
+
+if TYPE_CHECKING:
+    from jgesr_lightning.federation import Result
+
+USAGE = """\
+usage: python -m jgesr_lightning COMMAND ...
+
+  train CONFIG [key=value ...]     run a federation; its results go to runs/NAME
+  config CONFIG [key=value ...]    print the configuration with everything filled in
+  data NAME|CONFIG [key=value ...] fetch a data set (mnist, cifar10) and keep it decoded
+  table RUNS ... [options]         tables from the runs in these folders
+  figures RUNS ... [options]       figures from the runs in these folders
+
+CONFIG is a YAML file, or the name of one in configs/ (mnist_s01). Settings are given as key=value or --key=value, before
+or after it; of two for one key the last wins. `config CONFIG` shows every key.
+
+  python -m jgesr_lightning train mnist_s01 aggregator.name=fedavg seed=3 rounds=5
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if "--version" in arguments[:1]:
+        print(f"jgesr_lightning {__version__}")
+        return 0
+    if arguments and arguments[0] in ("--help", "-h", "help"):
+        print(USAGE, end="")
+        return 0
+    if not arguments:
+        print(USAGE, end="", file=sys.stderr)
+        return 2
+    command, *rest = arguments
+    try:
+        if command not in COMMANDS:
+            raise ConfigError(f"no command {command!r}{nearest(command, COMMANDS)}; known: {', '.join(COMMANDS)}")
+        if command in CONFIGURED and ("--help" in rest or "-h" in rest):
+            print(USAGE, end="")
+            return 0
+        return COMMANDS[command](rest)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output went away, as in `... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def train(arguments: Sequence[str]) -> int:
+    """Run the federation that a configuration describes."""
+    config = configuration(arguments)
+    from jgesr_lightning import federation
+
+    return exit_status(federation.run(config))
+
+
+def exit_status(result: Result) -> int:
+    """Return 0 for a run that finished, 128 + the signal's number for one that a signal ended early, else 1."""
+    if result.status == "finished":
+        return 0
+    return 128 + result.signal if result.signal else 1
+
+
+def show(arguments: Sequence[str]) -> int:
+    """Print a configuration with everything filled in."""
+    print(to_yaml(configuration(arguments)), end="")
+    return 0
+
+
+def table(arguments: Sequence[str]) -> int:
+    """Print and write the tables of finished runs."""
+    from jgesr_lightning.reporting import table
+
+    return table.main(arguments)
+
+
+def figures(arguments: Sequence[str]) -> int:
+    """Draw the figures of finished runs."""
+    from jgesr_lightning.reporting import figures
+
+    return figures.main(arguments)
+
+
+def configuration(arguments: Sequence[str]) -> Config:
+    """Return the configuration of one file and ``key=value`` arguments, in any order."""
+    files = [argument for argument in arguments if is_file(argument)]
+    settings = [argument for argument in arguments if not is_file(argument)]
+    if not files:
+        raise ConfigError("name a configuration, such as mnist_s01 or configs/mnist_s01.yaml")
+    if len(files) > 1:
+        raise ConfigError(f"one configuration at a time, got {', '.join(files)}; settings are written key=value")
+    return load_config(files[0], settings)
+
+
+def is_file(argument: str) -> bool:
+    """Return whether an argument names a configuration rather than a setting."""
+    key, equals, _ = argument.partition("=")
+    return not argument.startswith("-") and (not equals or "/" in key)
+
+
+CONFIGURED = ("train", "config", "data")
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
+    "train": train,
+    "config": show,
+    "table": table,
+    "figures": figures,
+}
