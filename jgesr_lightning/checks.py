@@ -45,3 +45,9 @@ def whole(name: str, value: object, *, at_least: int = 0) -> None:
         raise ValueError(f"{name} is {value!r}; it must be a whole number")
     if value < at_least:
         raise ValueError(f"{name} is {value!r}; it must be at least {at_least}")
+
+
+def flag(name: str, value: object) -> None:
+    """Raise ValueError unless `value` is true or false."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} is {value!r}; it must be true or false")

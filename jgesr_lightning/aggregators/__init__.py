@@ -25,6 +25,10 @@ _REGISTRY = {  # the name that configurations use: the module and class, importe
     "local": "local.Local",
     "fedavg": "fedavg.FedAvg",
     "fedprox": "fedavg.FedProx",
+    "cfl": "cfl.CFL",
+    "fedamp": "fedamp.FedAMP",
+    "pfedgraph": "pfedgraph.PFedGraph",
+    "median": "median.Median",
 }
 
 

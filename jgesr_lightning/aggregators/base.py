@@ -311,19 +311,21 @@ def mix(upload: Upload, mixing: Tensor) -> Tensor:
     received, mask = upload.received, upload.mask
     distinct, which = torch.unique(mixing.cpu(), dim=0, return_inverse=True)
     distinct, which = distinct.to(received.device, torch.float64), which.to(received.device)
+
+    def per_client(rows: Tensor) -> Tensor:
+        return rows if len(rows) == 1 else rows[which]  # a single row broadcasts without a copy
+
     models = torch.empty_like(received, memory_format=torch.contiguous_format)
     for columns in column_slices(models):
-        arrived = received[:, columns] if mask is None else torch.where(mask[:, columns], received[:, columns], 0)
-        average = distinct @ arrived.to(torch.float64)
         if mask is None:
-            models[:, columns] = average.to(models.dtype)[which]
+            models[:, columns] = per_client((distinct @ received[:, columns].to(torch.float64)).to(models.dtype))
             continue
+        arrived = torch.where(mask[:, columns], received[:, columns], 0)
         total = distinct @ mask[:, columns].to(torch.float64)
-        average /= total.clamp_min(torch.finfo(torch.float64).tiny)
-        kept = (total <= 0)[which]
-        part = average.to(models.dtype)[which]
-        if bool(kept.any()):
-            part = torch.where(kept, _filler(upload, mask, columns), part)
+        average = distinct @ arrived.to(torch.float64) / total.clamp_min(torch.finfo(torch.float64).tiny)
+        part = per_client(average.to(models.dtype))
+        if bool((total <= 0).any()):
+            part = torch.where(per_client(total) > 0, part, _filler(upload, mask, columns))
         models[:, columns] = part
     return models
 
