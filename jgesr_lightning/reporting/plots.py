@@ -1,0 +1,380 @@
+"""Figures as pure functions from numbers to a matplotlib `Figure`; no display, no global state, nothing kept alive.
+
+Every series has its own colour, line style and marker, and every class its own colour and hatch, so that the figures
+can be read in grey. A method looks the same in all figures. The colours of the main methods are those of Okabe and Ito,
+which the colour-blind can tell apart.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import ArrayLike, NDArray
+
+Array = NDArray[np.float64]
+
+STYLES: Mapping[str, tuple[str, str, str]] = {  # colour, line style, marker
+    "jgesr": ("#0072B2", "-", "o"),
+    "jgesr (uniform)": ("#56B4E9", "--", "s"),
+    "two_step": ("#009E73", "-.", "^"),
+    "two_step (uniform)": ("#66C2A5", ":", "v"),
+    "fedavg": ("#D55E00", "-", "D"),
+    "fedprox": ("#E69F00", "--", "v"),
+    "cfl": ("#CC79A7", "-.", "P"),
+    "fedamp": ("#7F3C8D", ":", "X"),
+    "pfedgraph": ("#8C6D31", (0, (5, 1, 1, 1, 1, 1)), "<"),  # type: ignore[dict-item]
+    "local": ("#555555", (0, (1, 1)), "*"),  # type: ignore[dict-item]
+}
+_OTHERS = [
+    ("#000000", (0, (3, 1)), ">"),
+    ("#0072B2", (0, (6, 2)), "h"),
+    ("#D55E00", (0, (1, 2)), "p"),
+    ("#009E73", (0, (4, 1, 1, 1)), "d"),
+    ("#CC79A7", "-", "H"),
+    ("#E69F00", "-.", "8"),
+]
+_MARKER_SIZES = {"*": 8.0, "P": 6.5, "X": 6.5, "^": 5.5, "v": 5.5, "<": 5.5, ">": 5.5}  # to look alike in area
+_CLASS_COLOURS = (
+    "#4E79A7", "#F28E2B", "#B07AA1", "#76B7B2", "#E15759",
+    "#EDC948", "#59A14F", "#FF9DA7", "#9C755F", "#BAB0AC",
+)  # fmt: skip
+_HATCHES = ("", "///", "\\\\\\", "...", "xxx", "---", "|||", "ooo", "+++", "OO")
+_RC: dict[Any, Any] = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib: the same figure everywhere
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.labelsize": 9,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "legend.fontsize": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.7,
+    "xtick.major.width": 0.7,
+    "ytick.major.width": 0.7,
+    "hatch.linewidth": 0.5,
+    "svg.hashsalt": "jgesr_lightning",  # equal numbers give equal files
+    "svg.fonttype": "path",
+}
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line of a figure.
+
+    Attributes:
+        label: name of the method, or what else tells it apart.
+        x: (n,) rounds, rates, iterations.
+        mean: (n,) means over runs; NaN where not measured.
+        std: (n,) standard deviations over runs, or None for a single run.
+    """
+
+    label: str
+    x: Sequence[float]
+    mean: Sequence[float]
+    std: Sequence[float] | None = None
+
+
+def graph_heatmap(
+    graph: ArrayLike, order: Sequence[int] | None = None, title: str = "", label: str = "edge weight"
+) -> Figure:
+    """Return a heat map of a graph between clients.
+
+    Args:
+        graph: (K, K) non-negative weights.
+        order: order of the clients along both axes, such as `cluster_order` gives; None: as numbered.
+        title: written above.
+        label: what the weights are; stands at the colour bar.
+    """
+    weights = _square(graph)
+    with _drawing():
+        figure = Figure(figsize=(4.6, 3.9), layout="constrained")
+        _heatmap(figure, figure.add_subplot(), weights, _order(order, len(weights)), label)
+        if title:
+            figure.suptitle(title, fontsize=10)
+    return figure
+
+
+def graph_and_labels(
+    graph: ArrayLike,
+    counts: ArrayLike,
+    classes: Sequence[str],
+    order: Sequence[int] | None = None,
+    title: str = "",
+    label: str = "edge weight",
+) -> Figure:
+    """Return a graph's heat map beside each client's label distribution, both in one order of the clients.
+
+    Args:
+        graph: (K, K) non-negative weights.
+        counts: (K, classes) samples of each class that each client holds.
+        classes: their names.
+        order: order of the clients; None: `cluster_order` of the graph.
+        title: written above.
+        label: what the weights are.
+    """
+    weights, held = _square(graph), np.asarray(counts, dtype=np.float64)
+    count = len(weights)
+    if held.shape != (count, len(classes)):
+        raise ValueError(f"counts must have shape ({count}, {len(classes)}); got {held.shape}")
+    rows = _order(cluster_order(weights) if order is None else order, count)
+    with _drawing():
+        figure = Figure(figsize=(8.6, 4.2), layout="constrained")
+        left, right = figure.subplots(1, 2, width_ratios=(1.2, 1), sharey=True)
+        _heatmap(figure, left, weights, rows, label, aspect="auto")  # rows level with the bars beside them
+        _label_bars(right, held[rows], classes, rows)
+        if title:
+            figure.suptitle(title, fontsize=10)
+    return figure
+
+
+def accuracy_per_round(series: Sequence[Series], ylabel: str, title: str = "") -> Figure:
+    """Return accuracies per round, as shares of one in `series` and in percent on the axis.
+
+    Bands are one standard deviation over runs to either side.
+    """
+    figure, axes = _lines(series, "round", ylabel, title, bands=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return figure
+
+
+def accuracy_against(series: Sequence[Series], xlabel: str, ylabel: str, title: str = "") -> Figure:
+    """Return accuracies against a setting, such as the missing rate; bars are one standard deviation over runs."""
+    return _lines(series, xlabel, ylabel, title, bands=False)[0]
+
+
+def objective_trace(series: Sequence[Series], title: str = "") -> Figure:
+    """Return J above the smallest value seen in each series, on a logarithmic axis, against the iteration.
+
+    A solver's objective has no natural zero; what can be judged is how fast, and whether steadily, it comes down.
+    """
+    with _drawing():
+        figure = Figure(figsize=(5.6, 3.6), layout="constrained")
+        axes = figure.add_subplot()
+        for place, line in enumerate(series):
+            values = np.asarray(line.mean, dtype=np.float64)
+            gap = values - np.nanmin(values) if len(values) else values
+            gap = np.where(gap > 0, gap, np.nan)  # the smallest value itself has no logarithm
+            _draw(axes, line, gap, style_of(line.label, place))
+        axes.set_yscale("log")
+        axes.set_xlabel("iteration")
+        axes.set_ylabel("objective above its smallest value")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        _finish(figure, axes, title)
+    return figure
+
+
+def cluster_order(graph: ArrayLike) -> list[int]:
+    """Return an order of the clients in which strongly joined ones are neighbours.
+
+    Average-linkage clustering of the weights, leaves from left to right; ties go to the lowest numbers, and clusters
+    come with their lowest client first where the tree leaves a choice.
+
+    >>> cluster_order([[0, 0, 1], [0, 0, 0], [1, 0, 0]])
+    [0, 2, 1]
+    """
+    weights = _square(graph)
+    similarity = (weights + weights.T) / 2
+    np.fill_diagonal(similarity, -np.inf)
+    groups = [[client] for client in range(len(similarity))]
+    while len(groups) > 1:
+        a, b = sorted(divmod(int(similarity.argmax()), len(similarity)))
+        sizes = len(groups[a]), len(groups[b])
+        merged = (sizes[0] * similarity[a] + sizes[1] * similarity[b]) / sum(sizes)
+        similarity[a] = similarity[:, a] = merged
+        similarity[a, a] = -np.inf
+        similarity = np.delete(np.delete(similarity, b, 0), b, 1)
+        groups[a] += groups.pop(b)
+    return groups[0] if groups else []
+
+
+def style_of(label: str, place: int = 0) -> dict[str, Any]:
+    """Return colour, line style and marker of a label; `place` chooses for labels that are no method's name."""
+    colour, line, marker = STYLES.get(label) or _OTHERS[place % len(_OTHERS)]
+    return {"color": colour, "linestyle": line, "marker": marker}
+
+
+def save(figure: Figure, stem: Path) -> list[Path]:
+    """Write ``stem.png`` (200 dots an inch) and ``stem.svg``, making the folder; return both paths."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    paths = [stem.with_name(f"{stem.name}.{suffix}") for suffix in ("png", "svg")]
+    for path in paths:
+        path.write_bytes(render(figure, path.suffix[1:], dpi=200))
+    return paths
+
+
+def render(figure: Figure, kind: str, dpi: int = 120) -> bytes:
+    """Return a figure as the bytes of a "png" or an "svg" file, without a date: equal figures give equal bytes."""
+    buffer = io.BytesIO()
+    with _drawing():
+        FigureCanvasAgg(figure)
+        figure.savefig(buffer, format=kind, dpi=dpi, metadata={"Date": None} if kind == "svg" else {"Software": None})
+    return buffer.getvalue()
+
+
+def to_pixels(figure: Figure, dpi: int = 120) -> NDArray[np.uint8]:
+    """Return a figure as (height, width, 3) pixels."""
+    with _drawing():
+        figure.set_dpi(dpi)
+        canvas: Any = FigureCanvasAgg(figure)
+        canvas.draw()
+        return np.array(canvas.buffer_rgba(), dtype=np.uint8)[..., :3]
+
+
+@contextmanager
+def _drawing() -> Iterator[None]:
+    with mpl.rc_context(_RC):
+        yield
+
+
+def _square(graph: ArrayLike) -> Array:
+    weights = np.array(graph, dtype=np.float64)
+    if weights.ndim != 2 or weights.shape[0] != weights.shape[1]:
+        raise ValueError(f"a graph between clients must be a square matrix; got shape {weights.shape}")
+    return weights
+
+
+def _order(order: Sequence[int] | None, count: int) -> list[int]:
+    rows = list(range(count)) if order is None else [int(client) for client in order]
+    if sorted(rows) != list(range(count)):
+        raise ValueError(f"order must name each of the {count} clients once")
+    return rows
+
+
+def _heatmap(
+    figure: Figure, axes: Axes, weights: Array, rows: list[int], label: str, aspect: Literal["equal", "auto"] = "equal"
+) -> None:
+    shown = weights[np.ix_(rows, rows)]
+    finite = shown[np.isfinite(shown)]
+    top = float(finite.max()) if finite.size and finite.max() > 0 else 1.0
+    image = axes.imshow(shown, cmap="Blues", vmin=0.0, vmax=top, interpolation="nearest", aspect=aspect)
+    bar = figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03)
+    bar.set_label(label)
+    bar.outline.set_linewidth(0.7)
+    _client_ticks(axes, rows)
+    axes.set_xlabel("client")
+    axes.set_ylabel("client")
+    axes.spines[["top", "right"]].set_visible(True)
+
+
+def _client_ticks(axes: Axes, rows: list[int]) -> None:
+    every = max(1, -(-len(rows) // 25))  # more than 25 numbers would run into each other
+    places = list(range(0, len(rows), every))
+    names = [str(rows[place]) for place in places]
+    axes.set_yticks(places, names)
+    axes.set_xticks(places, names, rotation=90 if len(rows) > 12 else 0)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_tick_params(labelsize=7)
+
+
+def _label_bars(axes: Axes, held: Array, classes: Sequence[str], rows: list[int]) -> None:
+    totals = held.sum(1)
+    shares = held / np.where(totals > 0, totals, 1)[:, None]
+    places, left = np.arange(len(rows)), np.zeros(len(rows))
+    narrow = len(rows) > 40
+    for column, name in enumerate(classes):
+        share = shares[:, column]
+        axes.barh(
+            places,
+            share,
+            left=left,
+            height=1.0 if narrow else 0.82,
+            color=_CLASS_COLOURS[column % len(_CLASS_COLOURS)],
+            hatch=None if narrow else _HATCHES[column % len(_HATCHES)],
+            edgecolor="white",
+            linewidth=0.0 if narrow else 0.4,
+            label=name,
+        )
+        left = left + share
+    for place, total in enumerate(totals):
+        if not narrow:
+            axes.text(1.015, place, f"{int(total):,}", va="center", fontsize=7)
+    if not narrow:
+        axes.text(1.015, -0.9, "samples", va="bottom", fontsize=7, style="italic")
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlim(0, 1)
+    axes.set_xlabel("share of a client's samples")
+    axes.tick_params(axis="y", labelleft=True)
+    axes.legend(
+        loc="center left",
+        bbox_to_anchor=(1.14, 0.5),
+        title="class",
+        frameon=False,
+        handlelength=1.6,
+        handleheight=1.2,
+        ncols=-(-len(classes) // 20),
+    )
+
+
+def _lines(series: Sequence[Series], xlabel: str, ylabel: str, title: str, bands: bool) -> tuple[Figure, Axes]:
+    with _drawing():
+        figure = Figure(figsize=(6.4, 3.9), layout="constrained")
+        axes = figure.add_subplot()
+        for place, line in enumerate(series):
+            mean = 100 * np.asarray(line.mean, dtype=np.float64)
+            style = style_of(line.label, place)
+            _draw(axes, line, mean, style)
+            if line.std is None:
+                continue
+            std = 100 * np.asarray(line.std, dtype=np.float64)
+            if bands:
+                axes.fill_between(line.x, mean - std, mean + std, color=style["color"], alpha=0.15, linewidth=0)
+            else:
+                axes.errorbar(line.x, mean, std, fmt="none", ecolor=style["color"], elinewidth=0.9, capsize=2.5)
+        axes.set_xlabel(xlabel)
+        axes.set_ylabel(ylabel)
+        _finish(figure, axes, title)
+    return figure, axes
+
+
+def _draw(axes: Axes, line: Series, values: Array, style: dict[str, Any]) -> None:
+    measured = np.flatnonzero(np.isfinite(values))
+    x = np.asarray(line.x, dtype=np.float64)
+    axes.plot(
+        x[measured],
+        values[measured],
+        label=line.label,
+        linewidth=1.5,
+        markersize=_MARKER_SIZES.get(style["marker"], 4.5),
+        markeredgecolor="white",
+        markeredgewidth=0.4,
+        markevery=max(1, len(measured) // 10),
+        **style,
+    )
+
+
+def _finish(figure: Figure, axes: Axes, title: str) -> None:
+    axes.grid(True, color="#DDDDDD", linewidth=0.5)
+    axes.set_axisbelow(True)
+    handles, labels = axes.get_legend_handles_labels()
+    if len(handles) > 1:
+        # in the order in which the lines end, best on top: the legend can then be read beside the lines
+        ends = [_last(line) for line in handles]
+        ranked = sorted(range(len(handles)), key=lambda place: -ends[place])
+        axes.legend(
+            [handles[place] for place in ranked],
+            [labels[place] for place in ranked],
+            loc="center left",
+            bbox_to_anchor=(1.01, 0.5),
+            frameon=False,
+            handlelength=3.4,
+        )
+    if title:
+        figure.suptitle(title, fontsize=10)
+
+
+def _last(line: Any) -> float:
+    heights = line.get_ydata()
+    return float(heights[-1]) if len(heights) else -np.inf
