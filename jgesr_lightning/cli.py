@@ -16,7 +16,7 @@ from jgesr_lightning.checks import nearest
 from jgesr_lightning.config import Config, ConfigError, load_config, to_yaml
 
 if TYPE_CHECKING:
-    from jgesr_lightning.federation import Result
+    from jgesr_lightning.experiment import Result
 
 USAGE = """\
 usage: python -m jgesr_lightning COMMAND ...
@@ -68,9 +68,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 def train(arguments: Sequence[str]) -> int:
     """Run the federation that a configuration describes."""
     config = configuration(arguments)
-    from jgesr_lightning import federation
+    from jgesr_lightning import experiment
+    from jgesr_lightning.data import DataError
+    from jgesr_lightning.runtime.checkpoint import CheckpointError
 
-    return exit_status(federation.run(config))
+    try:
+        return exit_status(experiment.run(config))
+    except DataError as error:
+        raise ConfigError(error) from None
+    except (CheckpointError, federation.NonFiniteError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
 
 
 def exit_status(result: Result) -> int:
@@ -83,6 +91,28 @@ def exit_status(result: Result) -> int:
 def show(arguments: Sequence[str]) -> int:
     """Print a configuration with everything filled in."""
     print(to_yaml(configuration(arguments)), end="")
+    return 0
+
+
+def data(arguments: Sequence[str]) -> int:
+    """Fetch the data set of a configuration, or one named by itself, and keep it decoded."""
+    from jgesr_lightning.data import DATASETS, DataError, data_root, load_dataset
+
+    names = [argument for argument in arguments if argument in DATASETS]
+    if names:
+        settings = [argument for argument in arguments if argument not in names]
+        config = load_config(None, [f"data.name={name}" for name in names] + settings)
+    else:
+        config = configuration(arguments)
+    try:
+        found = load_dataset(config.data.name, config.data.root)
+    except DataError as error:
+        raise ConfigError(error) from None
+    shape = " x ".join(str(size) for size in found.train_images.shape[1:])
+    print(
+        f"{found.name}: {len(found.train_images)} training and {len(found.test_images)} test images of {shape}, "
+        f"{len(found.classes)} classes; data folder {data_root(config.data.root)}"
+    )
     return 0
 
 
@@ -121,6 +151,7 @@ CONFIGURED = ("train", "config", "data")
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "train": train,
     "config": show,
+    "data": data,
     "table": table,
     "figures": figures,
 }

@@ -1,0 +1,189 @@
+"""The run's plain files: metrics.csv, clients.csv, partition.csv, graphs.npz and summary.json."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import platform
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from jgesr_lightning.federation import Federation, FederationState, Stopwatch
+from jgesr_lightning.records import RoundRecord
+from jgesr_lightning.runtime.files import write_atomically, write_text
+
+PROTOCOL = (
+    "accuracy/received: each client's local test accuracy of the model the server sends it after the round; "
+    "accuracy/trained: of the client's own model after local training, before the uplink. "
+    "Plain names are unweighted means over clients, _weighted ones weigh by test samples. "
+    "The result is that of the last round."
+)
+
+
+class ResultFiles:
+    """Writes what a run found out; on rank zero only.
+
+    CSV files grow by whole lines, and are written anew at the start (a resumed run begins with the rounds it had) and
+    whenever a new column turns up. The other files are replaced atomically.
+
+    Args:
+        folder: the run's folder.
+        facts: what summary.json says of the run besides its outcome.
+        write_csv: whether metrics.csv and clients.csv are written.
+    """
+
+    def __init__(self, folder: Path, facts: Mapping[str, Any], write_csv: bool = True) -> None:
+        self.folder = folder
+        self.facts = dict(facts)
+        self.write_csv = write_csv
+        self._columns: dict[str, list[str]] = {}
+        self._seconds_before = 0.0
+        self._start = time.perf_counter()
+
+    def on_federation_start(self, federation: Federation, state: FederationState) -> None:
+        """Write the rounds that a resumed run has already had."""
+        if not federation.fabric.is_global_zero:
+            return
+        device = federation.fabric.device
+        on_gpu = device.type == "cuda"
+        self.facts |= {
+            "engine": federation.engine.name,
+            "processes": federation.fabric.world_size,
+            "device": torch.cuda.get_device_name(device) if on_gpu else f"{device.type} {platform.machine()}",
+        }
+        self._seconds_before = float(state.records[-1].metrics.get("seconds/elapsed", 0.0)) if state.records else 0.0
+        self._start = time.perf_counter()
+        if state.records:
+            self._write_tables(state.records)
+
+    def on_round_end(
+        self, federation: Federation, state: FederationState, record: RoundRecord, watch: Stopwatch
+    ) -> None:
+        """Add the round to every file."""
+        if not federation.fabric.is_global_zero:
+            return
+        with watch.part("log"):
+            record.metrics["seconds/elapsed"] = self._seconds_before + time.perf_counter() - self._start
+            self._append(state.records)
+            if record.round in state.graphs:
+                self._write_graphs(state)
+            self.write_summary(federation.rounds, state, "running", "")
+
+    def on_federation_end(self, federation: Federation, state: FederationState, status: str) -> None:
+        """Write the summary."""
+        if federation.fabric.is_global_zero:
+            self.write_summary(federation.rounds, state, status, federation.stop.received or "")
+
+    def write_summary(self, rounds: int, state: FederationState, status: str, reason: str) -> None:
+        """Write summary.json; `status` is running, finished, stopped or failed."""
+        write_text(self.folder / "summary.json", json.dumps(_plain(self._summary(rounds, state, status, reason)), indent=1))
+
+    def _summary(self, rounds: int, state: FederationState, status: str, reason: str) -> dict[str, Any]:
+        records = state.records
+        measured = [r for r in records if "accuracy/received" in r.metrics and r.round > 0]
+        last = measured[-1] if measured else (records[-1] if records else RoundRecord(0))
+        best = max(measured, key=lambda r: r.metrics["accuracy/received"], default=last)
+        seconds: dict[str, float] = {}
+        for record in records:
+            for name, value in record.metrics.items():
+                if name.startswith("seconds/") and name != "seconds/elapsed":
+                    part = name.removeprefix("seconds/")
+                    seconds[part] = seconds.get(part, 0.0) + value
+        seconds["total"] = records[-1].metrics.get("seconds/elapsed", 0.0) if records else 0.0
+        return {
+            "schema": 1,
+            "status": status,
+            "reason": reason,
+            "rounds": rounds,
+            "rounds_done": state.round,
+            "protocol": PROTOCOL,
+            "last": {"round": last.round, **last.metrics},
+            "best": {
+                "round": best.round,
+                "accuracy/received": best.metrics.get("accuracy/received"),
+                "note": "chosen on the test set: for orientation, not a result",
+            },
+            "clients": {name: values for name, values in last.clients.items() if name.startswith("accuracy/")},
+            "aggregation": records[-1].info if records else {},
+            "dropped_uploads": {
+                str(record.round): record.info["dropped_clients"]
+                for record in records
+                if record.info.get("dropped_clients")
+            },
+            "seconds": seconds,
+            **self.facts,
+        }
+
+    def _write_graphs(self, state: FederationState) -> None:
+        arrays = {f"round_{number:05d}": graph.numpy() for number, graph in state.graphs.items()}
+        arrays |= {f"layers_round_{number:05d}": graphs.numpy() for number, graphs in state.layer_graphs.items()}
+        write_atomically(self.folder / "graphs.npz", lambda file: np.savez_compressed(file, **arrays))  # type: ignore[arg-type]
+
+    def _append(self, records: Sequence[RoundRecord]) -> None:
+        record = records[-1]
+        known = self._columns
+        if not known or set(record.metrics) - set(known["metrics"]) or set(record.clients) - set(known["clients"]):
+            self._write_tables(records)
+        elif self.write_csv:
+            for table, lines in self._lines([record]).items():
+                with open(self.folder / f"{table}.csv", "a", newline="") as file:
+                    file.write(lines)
+
+    def _write_tables(self, records: Sequence[RoundRecord]) -> None:
+        self._columns = {
+            "metrics": list(dict.fromkeys(name for record in records for name in record.metrics)),
+            "clients": list(dict.fromkeys(name for record in records for name in record.clients)),
+        }
+        if not self.write_csv:
+            return
+        for table, lines in self._lines(records).items():
+            header = ["round", *(["client"] if table == "clients" else []), *self._columns[table]]
+            write_text(self.folder / f"{table}.csv", _csv([header]) + lines)
+
+    def _lines(self, records: Sequence[RoundRecord]) -> dict[str, str]:
+        metrics = ([r.round, *(_cell(r.metrics.get(c)) for c in self._columns["metrics"])] for r in records)
+        clients = (
+            [r.round, k, *(_cell(r.clients[c][k] if c in r.clients else None) for c in self._columns["clients"])]
+            for r in records
+            for k in range(max((len(values) for values in r.clients.values()), default=0))
+        )
+        return {"metrics": _csv(metrics), "clients": _csv(clients)}
+
+
+def write_partition(
+    path: Path, class_names: Sequence[str], counts: Any, sizes: Sequence[int], test_sizes: Sequence[int]
+) -> None:
+    """Write the table of clients x classes (training and test samples together), with both sizes."""
+    rows = [[k, sizes[k], test_sizes[k], *map(int, counts[k])] for k in range(len(sizes))]
+    write_text(path, _csv([["client", "train", "test", *class_names], *rows]))
+
+
+def _csv(rows: Iterable[Sequence[Any]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def _cell(value: float | None) -> str:
+    """Return a number in full precision, whole ones without a point, and nothing for what was not measured."""
+    if value is None or math.isnan(value):
+        return ""
+    return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(float(value))
+
+
+def _plain(value: Any) -> Any:
+    """Return `value` with non-finite numbers as None: JSON has no word for them."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

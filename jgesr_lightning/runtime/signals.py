@@ -1,0 +1,44 @@
+"""A request to stop: SIGTERM, SIGUSR1 and Ctrl-C set a flag that the round loop reads at its safe points."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+
+class StopRequest:
+    """Context in which stop signals are noted instead of ending the process; a second Ctrl-C stops at once.
+
+    Outside the main thread no handler can be installed, and the context does nothing.
+
+    Attributes:
+        received: name of the first signal, or None.
+    """
+
+    def __init__(self) -> None:
+        self.received: str | None = None
+        self._former: dict[signal.Signals, object] = {}
+
+    def __bool__(self) -> bool:
+        return self.received is not None
+
+    def __enter__(self) -> StopRequest:
+        if threading.current_thread() is threading.main_thread():
+            for number in STOP_SIGNALS:
+                self._former[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+        self._former.clear()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.received = self.received or signal.Signals(number).name
