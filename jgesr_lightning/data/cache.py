@@ -1,0 +1,159 @@
+"""Decoded data sets kept on disk: one file a set, written whole or not at all, by one process while others wait."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from jgesr_lightning.data.dataset import RawDataset
+from jgesr_lightning.data.fetch import writable
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1  # raise it when decoding changes: older files are then remade
+WAIT_SECONDS = 600.0
+TENSORS = ("train_images", "train_labels", "test_images", "test_labels", "mean", "std")
+
+
+def source_key(name: str, root: Path, files: Sequence[Path]) -> str:
+    """Return a key that changes with any of `files` (size, time of last change, place under `root`).
+
+    Of a folder the time of its last change counts, which is when an entry was added, removed or renamed.
+    """
+    stats = [(os.path.relpath(file, root), file.stat()) for file in files]
+    sizes = [(place, stat.st_size if Path(root, place).is_file() else 0, stat.st_mtime_ns) for place, stat in stats]
+    return hashlib.sha256(json.dumps([FORMAT, name, sizes]).encode()).hexdigest()
+
+
+def cache_paths(name: str, root: Path) -> list[Path]:
+    """Return where the cache of a data set may lie: beside the data, else in the user's cache folder."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    place = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:12]
+    return [root / ".cache" / f"{name}.pt", Path(home) / "jgesr_lightning" / f"{name}-{place}.pt"]
+
+
+def cached(name: str, root: Path, key: str, decode: Callable[[], RawDataset]) -> RawDataset:
+    """Return the cached data set if there is one for `key`, else decode it and keep it where there is a place.
+
+    However many processes start at once, one decodes and the others read its file. Where no folder can be written,
+    every process decodes for itself.
+    """
+    paths = cache_paths(name, root)
+    for path in paths:
+        if (dataset := read_cache(path, key)) is not None:
+            return dataset
+    for path in paths:
+        with contextlib.ExitStack() as held:
+            if not _made(path.parent) or not held.enter_context(locked(path.with_suffix(".lock"))):
+                continue
+            if (dataset := read_cache(path, key)) is not None:  # another process made it meanwhile
+                return dataset
+            log.warning("Decoding %s once; %s will keep the result", name, path)
+            dataset = decode()
+            try:
+                write_cache(path, key, dataset)
+            except (OSError, RuntimeError) as error:  # torch.save turns a full disk into a RuntimeError
+                log.warning("Could not write the cache %s (%s); going on without it", path, error)
+            return read_cache(path, key) or dataset
+    log.warning("No folder for a cache of %s can be written; decoding it at every start", name)
+    return decode()
+
+
+def read_cache(path: Path, key: str) -> RawDataset | None:
+    """Return what a cache file holds, mapped into memory, or None if it is missing, damaged or of another key."""
+    if not path.is_file():
+        return None
+    try:
+        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        if content["key"] != key:
+            return None
+        tensors = {field: content[field] for field in TENSORS}
+        if _checksum(tensors) != content["checksum"]:
+            raise ValueError("its checksum differs")
+        return RawDataset(name=content["name"], classes=tuple(content["classes"]), **tensors)
+    except Exception as error:  # a damaged file can fail in any way, and all of them mean: make it anew
+        log.warning("The cache %s is damaged (%s); making it anew", path, " ".join(str(error).split())[:100])
+        return None
+
+
+def write_cache(path: Path, key: str, dataset: RawDataset) -> None:
+    """Write a cache file: to a temporary file, through to the disk, then renamed."""
+    tensors = {field: getattr(dataset, field) for field in TENSORS}
+    content = {"key": key, "name": dataset.name, "classes": list(dataset.classes), "checksum": _checksum(tensors)}
+    for left_behind in path.parent.glob(f".{path.name}.*.part"):  # by a process that was killed; we hold the lock
+        left_behind.unlink(missing_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with partial.open("wb") as file:
+            torch.save({**content, **tensors}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def locked(path: Path, seconds: float = WAIT_SECONDS) -> Iterator[bool]:
+    """Hold an exclusive lock between processes on the file `path`; False if it cannot be had within `seconds`.
+
+    The lock goes with the process that holds it, however that ends; its file stays.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError:
+        yield False
+        return
+    try:
+        yield _acquire(handle, path, seconds)
+    finally:
+        os.close(handle)
+
+
+def _acquire(handle: int, path: Path, seconds: float) -> bool:
+    deadline, told = time.monotonic() + seconds, False
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                log.warning("%s is still locked after %g s", path, seconds)
+                return False
+        except OSError:  # this file system knows no locks; renaming is still atomic
+            return True
+        if not told:
+            log.warning("Waiting for another process (lock %s)", path)
+            told = True
+        time.sleep(0.05)
+
+
+def _made(folder: Path) -> bool:
+    """Make `folder` if need be; False if it cannot be made or written."""
+    try:
+        if not writable(folder):
+            return False
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return True
+
+
+def _checksum(tensors: dict[str, torch.Tensor]) -> int:
+    checksum = 0
+    for field in TENSORS:
+        content: Any = tensors[field].contiguous().numpy()  # crc32 takes arrays, whatever its annotation says
+        checksum = zlib.crc32(content, checksum)
+    return checksum

