@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from jgesr_lightning.aggregators.base import Aggregate, Aggregator, Upload, mix
+from jgesr_lightning.aggregators.base import Aggregate, Aggregator, Upload, mix, note_self_weights
 from jgesr_lightning.aggregators.geometry import reduced_gram
 from jgesr_lightning.checks import number, whole
 from jgesr_lightning.graph import cosine_from_gram
@@ -105,7 +105,9 @@ class CFL(Aggregator):
             rows = [row_of[client] for client in cluster if client in row_of]
             shares = upload.weights[rows]
             mixing[torch.tensor(rows, dtype=torch.long)[:, None], rows] = shares / shares.sum()
-        return Aggregate(mix(upload, mixing), mixing, {"clusters": self.state()["clusters"], "splits": splits})
+        info = {"clusters": self.state()["clusters"], "splits": splits}
+        note_self_weights(self, mixing, info)
+        return Aggregate(mix(upload, mixing), mixing, info)
 
     def _incongruent(self, products: Tensor, scale: float, weights: Tensor, rows: list[int]) -> bool:
         """Say whether the cluster's mean update is small while a member's is large."""

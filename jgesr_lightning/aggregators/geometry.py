@@ -34,7 +34,8 @@ def reduced_gram(
     half = models.to(torch.float64) * 0.5
     half = half if minus is None else half - minus.to(torch.float64) * 0.5
     half = half if mask is None else torch.where(mask, half, 0)
-    largest = float(reduce(half.abs().amax().reshape(1) / 1024))  # a sum over processes: near enough to a maximum
+    peak = half.abs().amax() if half.numel() else half.sum()
+    largest = float(reduce(peak.reshape(1) / 1024))  # a sum over processes: near enough to a maximum
     if largest == 0:
         return torch.zeros_like(plain), 1.0
     unit = math.ldexp(1.0, math.floor(math.log2(largest)))  # a power of two scales without rounding
