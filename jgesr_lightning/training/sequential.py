@@ -54,7 +54,10 @@ class SequentialEngine(Engine):
         self.seed = seed
         self.module = fabric.setup_module(client)
         client.tie()
-        self.accuracy = MulticlassAccuracy(num_classes, average="micro", validate_args=False).to(fabric.device)
+        # each process measures its own clients: by default `compute` would pool the counts of all processes
+        self.accuracy = MulticlassAccuracy(
+            num_classes, average="micro", validate_args=False, sync_on_compute=False
+        ).to(fabric.device)
 
     def train(
         self,
