@@ -1,0 +1,103 @@
+"""What makes two runs comparable: the settings that decide a result, apart from the seeds, and short names for them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+CELL = ("data.name", "channel.noise", "channel.missing_rate")
+"""The settings that make up a column of a table."""
+
+SEEDS = ("seed", "seeds")
+"""Settings that only choose among equally valid runs."""
+
+_NO_INFLUENCE = (  # where, how fast and how often; not what comes out
+    "name", "output_dir", "resume", "engine", "deterministic", "data.root", "evaluation", "checkpoint", "logging",
+    "runtime.accelerator", "runtime.devices", "runtime.num_nodes",
+)  # fmt: skip
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings under dotted keys.
+
+    >>> flatten({"data": {"name": "mnist"}, "seed": 1})
+    {'data.name': 'mnist', 'seed': 1}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def condition(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the dotted settings that decide a run's outcome, without its seeds."""
+    return {
+        key: value
+        for key, value in flatten(config).items()
+        if not any(key == left_out or key.startswith(f"{left_out}.") for left_out in (*_NO_INFLUENCE, *SEEDS))
+    }
+
+
+def protocol(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of a run's condition that all methods of one table share: all but method and column."""
+    return {
+        key: value for key, value in condition(config).items() if key not in CELL and not key.startswith("aggregator.")
+    }
+
+
+def seed_of(config: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what tells the runs of one condition apart: the seed, and the single seeds where they differ from it."""
+    own = sorted(
+        (key, value) for key, value in (config.get("seeds") or {}).items() if value not in (None, config["seed"])
+    )
+    return (config["seed"], *own)
+
+
+def digest(values: Mapping[str, Any], length: int = 6) -> str:
+    """Return a short hash of settings, the same for equal settings in any order."""
+    text = json.dumps(values, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:length]
+
+
+def method_label(aggregator: Mapping[str, Any]) -> str:
+    """Return a method's name with the settings that are not its defaults; the fidelity by its value alone.
+
+    >>> method_label({"name": "jgesr", "fidelity": "uniform", "alpha": 0.5})
+    'jgesr (uniform, alpha=0.5)'
+    >>> method_label({"name": "fedavg"})
+    'fedavg'
+    """
+    name = str(aggregator["name"])
+    usual = _defaults(name)
+    changed = [
+        str(value) if key == "fidelity" else f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
+        for key, value in sorted(aggregator.items(), key=lambda item: item[0] != "fidelity")
+        if key != "name" and not (key in usual and usual[key] == value)
+    ]
+    return f"{name} ({', '.join(changed)})" if changed else name
+
+
+def cell_label(config: Mapping[str, Any]) -> str:
+    """Return the text of a run's data set, noise level and, where there is one, missing rate."""
+    missing = config["channel"]["missing_rate"]
+    return f"{config['data']['name']} s={config['channel']['noise']:g}" + (f" missing={missing:g}" if missing else "")
+
+
+def group_name(config: Mapping[str, Any]) -> str:
+    """Return a readable name shared by all seeds of a configuration and by no other, at most 128 characters.
+
+    >>> config = {"rounds": 30, "data": {"name": "mnist"}, "channel": {"noise": 0.1, "missing_rate": 0.0},
+    ...           "aggregator": {"name": "fedavg"}}
+    >>> group_name({**config, "seed": 1}) == group_name({**config, "seed": 2}) != group_name({**config, "rounds": 9})
+    True
+    """
+    text = f"{cell_label(config)} {method_label(config['aggregator'])}"
+    return f"{text[:120]} {digest(condition(config))}"
+
+
+def _defaults(method: str) -> Mapping[str, Any]:
+    from jgesr_lightning.aggregators import aggregator_names, aggregator_settings  # needs torch
+
+    return aggregator_settings(method) if method in aggregator_names() else {}
