@@ -1,12 +1,13 @@
 """The command line: ``python -m jgesr_lightning COMMAND ...`` (or ``jgesr COMMAND ...``).
 
 Exit status: 0 done; 2 bad configuration or data, with one line on stderr; 128 + signal number for a run that a signal
-ended early; 1 anything else. What a command needs is imported by that command, so that help and mistakes answer at once.
+ended early; 1 anything else. What a command needs is imported by that command: help and mistakes answer at once.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -27,8 +28,8 @@ usage: python -m jgesr_lightning COMMAND ...
   table RUNS ... [options]         tables from the runs in these folders
   figures RUNS ... [options]       figures from the runs in these folders
 
-CONFIG is a YAML file, or the name of one in configs/ (mnist_s01). Settings are given as key=value or --key=value, before
-or after it; of two for one key the last wins. `config CONFIG` shows every key.
+CONFIG is a YAML file, or the name of one in configs/ (mnist_s01). Settings are given as key=value or --key=value,
+before or after it; of two for one key the last wins. `config CONFIG` shows every key.
 
   python -m jgesr_lightning train mnist_s01 aggregator.name=fedavg seed=3 rounds=5
 """
@@ -36,33 +37,35 @@ or after it; of two for one key the last wins. `config CONFIG` shows every key.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    if "--version" in arguments[:1]:
-        print(f"jgesr_lightning {__version__}")
-        return 0
-    if arguments and arguments[0] in ("--help", "-h", "help"):
-        print(USAGE, end="")
-        return 0
-    if not arguments:
-        print(USAGE, end="", file=sys.stderr)
-        return 2
-    command, *rest = arguments
     try:
-        if command not in COMMANDS:
-            raise ConfigError(f"no command {command!r}{nearest(command, COMMANDS)}; known: {', '.join(COMMANDS)}")
-        if command in CONFIGURED and ("--help" in rest or "-h" in rest):
-            print(USAGE, end="")
-            return 0
-        return COMMANDS[command](rest)
+        status = _dispatch(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()  # a reader that went away is noticed here rather than at exit
+        return status
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of our output went away, as in `... | head`
+    except BrokenPipeError:  # as in `... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def _dispatch(arguments: Sequence[str]) -> int:
+    if not arguments:
+        print(USAGE, end="", file=sys.stderr)
+        return 2
+    command, *rest = arguments
+    if command == "--version":
+        print(f"jgesr_lightning {__version__}")
+        return 0
+    if command in ("--help", "-h", "help") or (command in CONFIGURED and {"--help", "-h"} & set(rest)):
+        print(USAGE, end="")
+        return 0
+    if command not in COMMANDS:
+        raise ConfigError(f"no command {command!r}{nearest(command, COMMANDS)}; known: {', '.join(COMMANDS)}")
+    return COMMANDS[command](rest)
 
 
 def train(arguments: Sequence[str]) -> int:
@@ -70,13 +73,14 @@ def train(arguments: Sequence[str]) -> int:
     config = configuration(arguments)
     from jgesr_lightning import experiment
     from jgesr_lightning.data import DataError
+    from jgesr_lightning.federation import NonFiniteError
     from jgesr_lightning.runtime.checkpoint import CheckpointError
 
     try:
         return exit_status(experiment.run(config))
     except DataError as error:
         raise ConfigError(error) from None
-    except (CheckpointError, federation.NonFiniteError) as error:
+    except (CheckpointError, NonFiniteError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
 
@@ -85,7 +89,7 @@ def exit_status(result: Result) -> int:
     """Return 0 for a run that finished, 128 + the signal's number for one that a signal ended early, else 1."""
     if result.status == "finished":
         return 0
-    return 128 + result.signal if result.signal else 1
+    return 128 + signal.Signals[result.reason] if result.reason in signal.Signals.__members__ else 1
 
 
 def show(arguments: Sequence[str]) -> int:

@@ -170,11 +170,12 @@ _PARSERS: dict[Any, Callable[[str], Any]] = {bool: _truth, int: _whole, float: _
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes text that would read back as null in quotes."""
+    """Writes text in quotes where it would otherwise read back as null, or with a line break changed."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if text.strip().lower() in NULL else None)
+    quoted = text.strip().lower() in NULL or not text.isprintable()
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if quoted else None)
 
 
 _Dumper.add_representer(str, _text)

@@ -1,0 +1,175 @@
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from jgesr_lightning import cli, experiment
+from jgesr_lightning.config import load_config
+from jgesr_lightning.data import DataError
+from jgesr_lightning.experiment import Result
+from jgesr_lightning.federation import NonFiniteError
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _in_the_checkout(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.fixture
+def ran(monkeypatch):
+    """Configurations that were run, instead of running them; `result` is how they end."""
+    ran = SimpleNamespace(configs=[], result=Result("finished", Path("runs/x"), 1))
+
+    def run(config):
+        ran.configs.append(config)
+        if isinstance(ran.result, BaseException):
+            raise ran.result
+        return ran.result
+
+    monkeypatch.setattr(experiment, "run", run)
+    return ran
+
+
+def one_line(capsys):
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_arguments_reach_the_run_in_any_order(ran):
+    orders = (
+        ["configs/mnist_s01.yaml", "seed=3", "--rounds=5"],
+        ["rounds=5", "configs/mnist_s01.yaml", "--seed=3"],
+        ["--seed=3", "rounds=5", "mnist_s01"],
+    )
+    for order in orders:
+        assert cli.main(["train", *order]) == 0
+    assert ran.configs == 3 * [load_config("mnist_s01", ["seed=3", "rounds=5"])]
+
+
+@pytest.mark.parametrize(
+    ("result", "status"),
+    [
+        (Result("finished", Path("x"), 3), 0),
+        (Result("stopped", Path("x"), 1, "SIGTERM"), 143),
+        (Result("stopped", Path("x"), 1, "SIGINT"), 130),
+        (Result("stopped", Path("x"), 1), 1),
+        (DataError("mnist: no data"), 2),
+        (NonFiniteError("round 3: client 2"), 1),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_exit_status_says_how_the_run_ended(ran, result, status, capsys):
+    ran.result = result
+    assert cli.main(["train", "mnist_s01"]) == status
+    if isinstance(result, Exception):
+        assert one_line(capsys) == f"error: {result}\n"
+
+
+def test_a_bug_is_not_dressed_up_as_a_mistake_of_the_user(ran):
+    ran.result = ValueError("a bug")
+    with pytest.raises(ValueError, match="a bug"):
+        cli.main(["train", "mnist_s01"])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "mnist_s01", "local.lrr=0.05"],
+        ["train", "local=5", "mnist_s01"],
+        ["train", "mnist_s01", "--seed", "3"],
+        ["train", "mnist_s01", "--quiet"],
+        ["train", "mnist_s01", "mnist_s02"],
+        ["train", "no_such_file"],
+        ["train", "seed=3"],
+        ["train"],
+        ["config"],
+        ["config", "mnist_s01", "rounds=many"],
+        ["data", "minst"],
+        ["trian", "mnist_s01"],
+        ["mnist_s01"],
+        ["--verbose"],
+    ],
+    ids=" ".join,
+)
+def test_mistakes_are_one_line_and_status_2_and_nothing_runs(ran, arguments, capsys):
+    assert cli.main(arguments) == 2
+    assert one_line(capsys).startswith("error: ")
+    assert ran.configs == []
+
+
+def test_a_misspelt_command_names_the_nearest(capsys):
+    cli.main(["trian", "mnist_s01"])
+    assert "did you mean 'train'" in one_line(capsys)
+
+
+def test_no_command_shows_how_to_use_it(capsys):
+    assert cli.main([]) == 2
+    assert "usage:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["-h"], ["help"], ["train", "--help"], ["config", "mnist_s01", "-h"]]
+)
+def test_help(arguments, capsys):
+    assert cli.main(arguments) == 0
+    shown = capsys.readouterr().out
+    assert all(command in shown for command in cli.COMMANDS)
+
+
+def test_version(capsys):
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("jgesr_lightning ")
+
+
+def test_config_prints_what_reads_back_the_same(capsys, tmp_path):
+    assert cli.main(["config", "mnist_s02", "aggregator.name=fedprox", "--seed=4"]) == 0
+    path = tmp_path / "printed.yaml"
+    path.write_text(capsys.readouterr().out)
+    assert load_config(path) == load_config("mnist_s02", ["aggregator.name=fedprox", "seed=4"])
+    assert "mu_prox: 0.01" in path.read_text()
+
+
+@pytest.mark.parametrize(
+    "arguments", [["synthetic"], ["mnist_s01", "data.name=synthetic"], ["data.root=x", "synthetic"]]
+)
+def test_data_says_what_it_found(arguments, capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("JGESR_DATA", str(tmp_path))
+    assert cli.main(["data", *arguments]) == 0
+    assert capsys.readouterr().out.startswith("synthetic: ")
+
+
+def test_reports_get_their_arguments(monkeypatch):
+    seen = []
+    for name, status in (("table", 0), ("figures", 2)):
+        module = SimpleNamespace(main=lambda arguments, status=status: seen.append(arguments) or status)
+        monkeypatch.setitem(sys.modules, f"jgesr_lightning.reporting.{name}", module)
+        monkeypatch.setattr(f"jgesr_lightning.reporting.{name}", module, raising=False)
+        assert cli.main([name, "runs", "--x"]) == status
+    assert seen == 2 * [["runs", "--x"]]
+
+
+def test_help_and_mistakes_load_neither_torch_nor_lightning():
+    code = (
+        "import sys\nfrom jgesr_lightning.cli import main\n"
+        "assert main(['--help']) == 0 and main(['train', 'mnist_s01', 'local.lrr=1']) == 2\n"
+        "sys.exit(bool({'torch', 'lightning', 'wandb'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+
+def test_runs_as_a_module():
+    found = subprocess.run([sys.executable, "-m", "jgesr_lightning", "train", "x=1"], capture_output=True, check=False)
+    assert found.returncode == 2
+    assert found.stderr.startswith(b"error: ")
+
+
+def test_output_cut_short_by_its_reader_is_no_traceback():
+    command = f"{sys.executable} -m jgesr_lightning --help | true"
+    found = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert "Traceback" not in found.stderr

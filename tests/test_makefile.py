@@ -1,0 +1,134 @@
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+TARGETS = {"setup", "train", "test", "bench", "lint", "table", "figures", "data", "clean"}
+
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A checkout without an environment, and a `python3` that stands for a real one and notes its arguments."""
+    top = tmp_path / "top" / "checkout"
+    (top / "configs").mkdir(parents=True)
+    for name in ("Makefile", "pyproject.toml", "configs/mnist_s01.yaml"):
+        shutil.copy(ROOT / name, top / name)
+    fake = tmp_path / "bin" / "python3"
+    fake.parent.mkdir()
+    fake.write_text(
+        "#!/bin/bash\n"
+        f'echo "JGESR_DATA=${{JGESR_DATA:-}} $*" >> {tmp_path}/calls\n'
+        '[ "$1" = --version ] && echo Python 3.11.0\n'
+        '[ "$1 $2" = "-m venv" ] && mkdir -p .venv/bin && cp "$0" .venv/bin/python\n'
+        '[ "$1 $2" = "-m pip" ] && exit "${PIP_STATUS:-0}"\n'
+        "exit 0\n"
+    )
+    fake.chmod(0o755)
+    return top
+
+
+def make(checkout, *arguments, **environment):
+    base = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "JGESR", "MFLAGS"))}
+    path = f"{checkout.parent.parent}/bin:{base['PATH']}"
+    return subprocess.run(
+        ["make", *arguments],
+        cwd=checkout,
+        env=base | {"PATH": path} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def calls(checkout):
+    return (checkout.parent.parent / "calls").read_text().splitlines()
+
+
+def installs(checkout):
+    return [call for call in calls(checkout) if "pip install" in call]
+
+
+def test_help_is_the_default_and_lists_the_targets(checkout):
+    shown = make(checkout).stdout
+    assert shown == make(checkout, "help").stdout
+    assert set(re.findall(r"^  ([a-z-]+) ", shown, re.MULTILINE)) >= TARGETS
+
+
+def test_train_sets_up_once_with_what_running_needs(checkout):
+    for _ in range(2):
+        done = make(checkout, "train", "CONFIG=mnist_s01", "ARGS=seed=3 aggregator.name=fedavg")
+        assert done.returncode == 0, done.stderr
+    assert len(installs(checkout)) == 1
+    assert installs(checkout)[0].endswith("--editable .")
+    assert calls(checkout)[-1].endswith("-m jgesr_lightning train mnist_s01 seed=3 aggregator.name=fedavg")
+
+
+def test_test_installs_the_extras_and_serves_train_as_well(checkout):
+    assert make(checkout, "test", "ARGS=-k x").returncode == 0
+    assert calls(checkout)[-1].endswith("-m pytest -k x")
+    assert make(checkout, "train", "CONFIG=mnist_s01").returncode == 0
+    assert [call.split()[-1] for call in installs(checkout)] == [".[test]"]
+
+
+def test_a_changed_pyproject_updates_the_environment(checkout):
+    make(checkout, "setup")
+    stamp = (checkout / ".venv" / ".ready-to-test").stat().st_mtime
+    os.utime(checkout / "pyproject.toml", (stamp + 5, stamp + 5))
+    make(checkout, "setup")
+    assert len(installs(checkout)) == 2
+    assert sum("-m venv" in call for call in calls(checkout)) == 1
+
+
+def test_a_set_up_that_failed_is_done_again(checkout):
+    assert make(checkout, "train", "CONFIG=mnist_s01", PIP_STATUS="1").returncode != 0
+    assert not any("jgesr_lightning train" in call for call in calls(checkout))
+    assert make(checkout, "train", "CONFIG=mnist_s01").returncode == 0
+    assert len(installs(checkout)) == 2
+
+
+@pytest.mark.parametrize("arguments", [["train"], ["train", "CONFIG=mnist_s9"], ["slurm"]])
+def test_without_a_configuration_the_known_ones_are_listed_before_any_set_up(checkout, arguments):
+    done = make(checkout, *arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert "  mnist_s01\n" in done.stderr
+    assert not (checkout / ".venv").exists()
+
+
+def test_no_fitting_python_is_one_clear_line(checkout):
+    done = make(checkout, "train", "CONFIG=mnist_s01", "PYTHON=/bin/false")
+    assert done.returncode == 2
+    assert "error: Python 3.11 or newer" in done.stderr
+    assert not (checkout / ".venv").exists()
+
+
+def test_a_data_folder_shared_beside_the_checkout_is_used(checkout):
+    shared = checkout.parent / "shared" / "data"
+    make(checkout, "data")
+    assert "JGESR_DATA= " in calls(checkout)[-1]
+    shared.mkdir(parents=True)
+    make(checkout, "data", "DATASET=cifar10")
+    assert calls(checkout)[-1] == f"JGESR_DATA={shared} -m jgesr_lightning data cifar10"
+    make(checkout, "data", JGESR_DATA="/mine")
+    assert "JGESR_DATA=/mine " in calls(checkout)[-1]
+    (checkout / "data").mkdir()
+    make(checkout, "data")
+    assert "JGESR_DATA= " in calls(checkout)[-1]
+
+
+def test_clean_keeps_runs_data_and_environment(checkout):
+    kept = ["runs", "data", ".venv"]
+    for name in [*kept, "build", ".pytest_cache", "jgesr_lightning/__pycache__", "tests/x/__pycache__"]:
+        (checkout / name).mkdir(parents=True)
+    assert make(checkout, "clean").returncode == 0
+    assert all((checkout / name).is_dir() for name in kept)
+    assert not list(checkout.rglob("__pycache__"))
+    assert not (checkout / "build").exists()
+    make(checkout, "clean-all")
+    assert [(checkout / name).exists() for name in kept] == [True, True, False]
