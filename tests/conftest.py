@@ -11,7 +11,7 @@ MARKS = {"mnist": "MNIST/raw/train-images-idx3-ubyte", "cifar10": "cifar10.tgz"}
 
 @pytest.fixture
 def data_root():
-    """Return a function: name of a data set -> folder that holds it; the test is skipped, by name, where there is none."""
+    """Return a function: data set -> folder that holds it; where there is none the test is skipped, by name."""
 
     def find(name):
         for place in PLACES:

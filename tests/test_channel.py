@@ -141,7 +141,7 @@ def test_bad_settings_are_named(settings_, message):
     [
         (torch.ones(3), None, "floating-point"),
         (torch.ones((2, 3), dtype=torch.int64), None, "int64"),
-        (torch.ones((3, 3)), None, "client 2 .* noise_std has 2"),
+        (torch.ones((3, 3)), None, r"client 2 .* noise_std has 2"),
         (torch.ones((2, 3)), [0], "names 1 clients, but models has 2 rows"),
         (torch.ones((2, 3)), [0, -1], "start at 0"),
     ],
@@ -154,7 +154,7 @@ def test_models_that_do_not_fit_are_refused(models, clients, message):
 def test_noise_level_is_relative_to_the_mean_magnitude():
     assert noise_std_for(torch.tensor([1.0, -3.0, 0.0, 4.0]), 0.1) == pytest.approx(0.2)
     assert noise_std_for(torch.ones(3), 0) == 0
-    with pytest.raises(ValueError, match="channel.noise is -1"):
+    with pytest.raises(ValueError, match=r"channel\.noise is -1"):
         noise_std_for(torch.ones(3), -1)
 
 

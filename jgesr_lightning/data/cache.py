@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import time
+import uuid
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -93,7 +94,7 @@ def write_cache(path: Path, key: str, dataset: RawDataset) -> None:
     content = {"key": key, "name": dataset.name, "classes": list(dataset.classes), "checksum": _checksum(tensors)}
     for left_behind in path.parent.glob(f".{path.name}.*.part"):  # by a process that was killed; we hold the lock
         left_behind.unlink(missing_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
     try:
         with partial.open("wb") as file:
             torch.save({**content, **tensors}, file)

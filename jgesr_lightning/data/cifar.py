@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
+import io
 import pickle
-import tarfile
-import zlib
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from jgesr_lightning.data.archive import read_tgz
 from jgesr_lightning.data.dataset import DataError, RawDataset, make_dataset
 from jgesr_lightning.data.unpickle import load_arrays
 
@@ -35,22 +33,19 @@ def read_batches(name: str, path: Path) -> RawDataset:
         DataError: a file is missing or damaged.
 
     """
+    packed = None if path.is_dir() else read_tgz(path)
     try:
-        with contextlib.ExitStack() as opened:
-            archive = None if path.is_dir() else opened.enter_context(tarfile.open(path, "r:gz"))
-            batches = []
-            for name_ in (*TRAIN_FILES, TEST_FILE):
-                file = (path / name_).open("rb") if archive is None else archive.extractfile(f"{FOLDER}/{name_}")
-                if file is None:
-                    raise KeyError(f"{FOLDER}/{name_} is no file")
-                batches.append(_read_batch(opened.enter_context(file)))
-    except (OSError, EOFError, KeyError, ValueError, zlib.error, tarfile.TarError, pickle.UnpicklingError) as error:
+        batches = [
+            _read_batch((path / file).read_bytes() if packed is None else packed[f"{FOLDER}/{file}"])
+            for file in (*TRAIN_FILES, TEST_FILE)
+        ]
+    except (OSError, EOFError, KeyError, TypeError, ValueError, pickle.UnpicklingError) as error:
         raise DataError(f"{path} is damaged ({error}); remove it or put a good copy there") from error
     return make_dataset(name, _join(batches[:-1]), _join(batches[-1:]), CLASSES)
 
 
-def _read_batch(file: IO[bytes]) -> Batch:
-    batch = load_arrays(file)
+def _read_batch(content: bytes | memoryview) -> Batch:
+    batch = load_arrays(io.BytesIO(content))
     data, labels, names = np.asarray(batch["data"]), np.asarray(batch["labels"]), np.asarray(batch["filenames"])
     if data.dtype != np.uint8 or data.shape != (len(labels), 3072) or names.shape != labels.shape:
         raise ValueError(f"data of {data.dtype} {data.shape}, {len(labels)} labels, {len(names)} file names")

@@ -10,6 +10,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -68,7 +69,7 @@ def download(urls: Sequence[str], target: Path, md5: str) -> None:
 def write_atomically(target: Path, content: bytes) -> None:
     """Write a file, and the folders it needs, so that it is either whole or not there."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.part")
+    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
     try:
         with partial.open("wb") as file:
             file.write(content)

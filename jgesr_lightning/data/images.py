@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import tarfile
+import io
+import struct
 import zlib
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from PIL import Image
 from torch import Tensor
 
+from jgesr_lightning.data.archive import read_tgz
 from jgesr_lightning.data.dataset import DataError, RawDataset, make_dataset
 
-Member = tuple[str, str, str, bytes]  # split, class, file name, content
+Member = tuple[str, str, str, bytes | memoryview]  # split, class, file name, content
 
 
 def read_archive(name: str, path: Path) -> RawDataset:
@@ -23,17 +27,7 @@ def read_archive(name: str, path: Path) -> RawDataset:
         DataError: the archive is damaged, or is not laid out as `.../{train,test}/<class>/*.png`.
 
     """
-    members: list[Member] = []
-    try:
-        with tarfile.open(path, "r:gz") as archive:
-            for entry in archive:
-                place = _place(entry.name)
-                if entry.isfile() and place is not None:
-                    content = archive.extractfile(entry)
-                    assert content is not None  # it is None only for what is no file
-                    members.append((*place, content.read()))
-    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} is damaged ({error}); remove it or put a good copy there") from error
+    members = [(*place, content) for entry, content in read_tgz(path).items() if (place := _place(entry)) is not None]
     return _decode(name, path, members)
 
 
@@ -60,7 +54,7 @@ def _place(entry: str) -> tuple[str, str, str] | None:
     return parts[-3], parts[-2], parts[-1]
 
 
-def _decode(name: str, path: Path, members: list[Member]) -> RawDataset:
+def _decode(name: str, path: Path, members: Iterable[Member]) -> RawDataset:
     members = sorted(members, key=lambda member: member[:3])  # one order, whatever the file system's or the archive's
     classes = tuple(sorted({label for _, label, _, _ in members}))
     splits = []
@@ -74,26 +68,14 @@ def _decode(name: str, path: Path, members: list[Member]) -> RawDataset:
 
 
 def _decode_all(path: Path, members: list[Member]) -> Tensor:
-    from torchvision.io import ImageReadMode, decode_png  # slow to import, and not needed once there is a cache
-
-    def decode(member: Member) -> Tensor:
+    images: list[npt.NDArray[np.uint8]] = []
+    for *place, content in members:
+        entry = "/".join(place)
         try:
-            return decode_png(torch.frombuffer(bytearray(member[3]), dtype=torch.uint8), ImageReadMode.RGB)
-        except (RuntimeError, ValueError) as error:  # ValueError: an empty file
-            entry = "/".join(member[:3])
+            with Image.open(io.BytesIO(content), formats=["PNG"]) as picture:
+                images.append(np.asarray(picture.convert("RGB")))
+        except (OSError, SyntaxError, ValueError, struct.error, zlib.error) as error:  # Pillow's ways to say damaged
             raise DataError(f"{path} is damaged: {entry} is not a PNG image; put a good copy there") from error
-
-    images = torch.empty((len(members), *decode(members[0]).shape), dtype=torch.uint8)
-
-    def fill(start: int) -> None:
-        for i, member in enumerate(members[start : start + 500], start):
-            image = decode(member)
-            if image.shape != images.shape[1:]:
-                raise DataError(
-                    f"{path}: {'/'.join(member[:3])} is {tuple(image.shape)}, others {tuple(images.shape[1:])}"
-                )
-            images[i] = image
-
-    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:  # decoding releases the interpreter lock
-        list(pool.map(fill, range(0, len(members), 500)))
-    return images
+        if images[-1].shape != images[0].shape:
+            raise DataError(f"{path}: {entry} is {images[-1].shape}, the first image {images[0].shape}")
+    return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()

@@ -7,8 +7,7 @@ import tarfile
 
 import numpy as np
 import pytest
-import torch
-from torchvision.io import encode_png
+from PIL import Image
 
 from jgesr_lightning.data.idx import to_idx
 
@@ -61,6 +60,12 @@ def image_of(split, label, i):
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
+def as_png(image):
+    buffer = io.BytesIO()
+    Image.fromarray(image.transpose(1, 2, 0)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
 def cifar_files():
     """Yield (split, class, file name, image) of a tiny CIFAR-like set: 5 train and 2 test images a class."""
     for split, n in (("train", 5), ("test", 2)):
@@ -77,7 +82,7 @@ def cifar_archive():
         path.parent.mkdir(parents=True, exist_ok=True)
         with tarfile.open(path, "w:gz") as archive:
             for split, label, name, image in reversed(list(cifar_files() if files is None else files)):
-                content = image if isinstance(image, bytes) else bytes(encode_png(torch.from_numpy(image)).numpy())
+                content = image if isinstance(image, bytes) else as_png(image)
                 entry = tarfile.TarInfo(f"{prefix}/{split}/{CLASSES[label]}/{name}")
                 entry.size = len(content)
                 archive.addfile(entry, io.BytesIO(content))

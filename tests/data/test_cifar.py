@@ -1,0 +1,58 @@
+import io
+import os
+import pickle
+import tarfile
+
+import pytest
+import torch
+
+from jgesr_lightning.data.cifar import read_batches
+from jgesr_lightning.data.dataset import DataError
+from jgesr_lightning.data.images import read_archive
+from jgesr_lightning.data.unpickle import load_arrays
+
+
+def test_the_same_data_in_the_same_order_as_the_image_archive(tmp_path, cifar_archive, cifar_batches):
+    pictures = read_archive("cifar10", cifar_archive(tmp_path / "cifar10.tgz"))
+    folder = cifar_batches(tmp_path / "cifar-10-batches-py")
+    packed = tmp_path / "cifar-10-python.tar.gz"
+    with tarfile.open(packed, "w:gz") as archive:
+        archive.add(folder, "cifar-10-batches-py")
+    for path in (folder, packed):
+        batches = read_batches("cifar10", path)
+        assert batches.classes == pictures.classes
+        for field in ("train_images", "train_labels", "test_images", "test_labels", "mean", "std"):
+            assert torch.equal(getattr(batches, field), getattr(pictures, field)), field
+
+
+def test_damage_is_named(tmp_path, cifar_batches):
+    folder = cifar_batches(tmp_path / "cifar-10-batches-py")
+    good = (folder / "data_batch_3").read_bytes()
+    wrong = pickle.dumps({"data": b"", "labels": [1], "filenames": ["a"]}, protocol=2)
+    for content in (good[:-50], b"", b"<html>", wrong, pickle.dumps({}, protocol=2)):
+        (folder / "data_batch_3").write_bytes(content)
+        with pytest.raises(DataError, match=f"{folder} is damaged"):
+            read_batches("cifar10", folder)
+    (folder / "data_batch_3").unlink()
+    with pytest.raises(DataError, match=f"{folder} is damaged .*data_batch_3"):
+        read_batches("cifar10", folder)
+    packed = tmp_path / "cifar-10-python.tar.gz"
+    packed.write_bytes(b"<html>")
+    with pytest.raises(DataError, match=f"{packed} is damaged"):
+        read_batches("cifar10", packed)
+
+
+class Trap:
+    def __reduce__(self):
+        return os.mkdir, ("trapped",)
+
+
+def test_pickles_cannot_run_anything(tmp_path, monkeypatch, cifar_batches):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(pickle.UnpicklingError, match="mkdir"):
+        load_arrays(io.BytesIO(pickle.dumps(Trap())))
+    folder = cifar_batches(tmp_path / "cifar-10-batches-py")
+    (folder / "test_batch").write_bytes(pickle.dumps(Trap()))
+    with pytest.raises(DataError, match=r"damaged .*mkdir"):
+        read_batches("cifar10", folder)
+    assert not (tmp_path / "trapped").exists()
