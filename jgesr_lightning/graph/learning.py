@@ -1,0 +1,76 @@
+"""Learning a graph from squared distances, without the quadratic term of the prox: Kalofolias' log-degree model."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from jgesr_lightning.graph.prox import Array, check_square, prox_arrays
+
+_MAX_ROUNDS = 60
+_PRECISION = 1e-12
+
+
+def learn_graph(sq_distances: Tensor, alpha: float, beta: float, gamma: float) -> Tensor:
+    r"""Return :math:`\arg\min_{w \ge 0} \alpha \langle w, d\rangle - \beta \sum_k \log \deg_k(w) + \gamma 1^\top w`.
+
+    Sums over w run over edges. Kalofolias (2016), eq. 12 without the Frobenius term, and the w-part of the joint
+    objective J for fixed Psi. With :math:`c = \alpha d + \gamma` the solution is :math:`\beta W_1(c)`, and
+    :math:`W_1(\kappa c) = W_1(c) / \kappa`. Where the minimiser is not unique (the objective is strictly convex in the
+    degrees only), one that treats equal nodes alike is returned.
+
+    Args:
+        sq_distances: D (..., K, K) symmetric, finite; its diagonal is not read.
+        alpha: weight of the distances, non-negative.
+        beta: weight of the log barrier, positive.
+        gamma: weight of the sum of the edges, non-negative.
+
+    Returns:
+        W (..., K, K) float64 on the device of `sq_distances`: symmetric, non-negative, zero diagonal, positive degrees.
+
+    Raises:
+        ValueError: a value out of range, K < 2, or an edge that costs nothing (``alpha d + gamma <= 0``: no minimum).
+    """
+    if not (beta > 0 and alpha >= 0 and gamma >= 0 and math.isfinite(alpha + beta + gamma)):
+        raise ValueError(f"beta must be positive, alpha and gamma non-negative; got {beta}, {alpha}, {gamma}")
+    batch, nodes = check_square("sq_distances", sq_distances)
+    distances = sq_distances.detach().to("cpu", torch.float64).reshape(-1, nodes, nodes).numpy()
+    cost = alpha * (distances + distances.swapaxes(-1, -2)) / 2 + gamma
+    if not (cost[:, ~np.eye(nodes, dtype=bool)] > 0).all():
+        raise ValueError("every edge needs a positive cost alpha d + gamma, or the minimum does not exist")
+    W, _ = learn_arrays(cost, beta)
+    return torch.from_numpy(W).reshape(*batch, nodes, nodes).to(sq_distances.device)
+
+
+def learn_arrays(cost: Array, beta: float, start: Array | None = None) -> tuple[Array, int]:
+    r"""Return (W, Newton steps): the minimiser of :math:`\langle w, c \rangle - \beta \sum \log \deg` for (B, K, K) costs.
+
+    Proximal-point iteration: each round is one exact prox around the last graph, ``rho (w+ - w)`` is what is left of the
+    gradient, and rho falls tenfold a round, which makes convergence superlinear.
+
+    Args:
+        cost: c, (B, K, K) symmetric, positive off the diagonal.
+        beta: weight of the log barrier.
+        start: (B, K, K) graph to start from, such as the solution for neighbouring costs; None: no edges.
+    """
+    batch, nodes, _ = cost.shape
+    off = ~np.eye(nodes, dtype=bool)
+    # In units where the typical edge costs one and beta is one, the same schedule fits every instance.
+    unit = np.median(cost[:, off], axis=-1)[:, None, None]
+    cost = cost / unit
+    w = np.zeros_like(cost) if start is None else start * unit / beta
+    rho, dual, steps = 1.0, None, 0
+    for _ in range(_MAX_ROUNDS):
+        new, dual, taken = prox_arrays(w - cost / rho, 1.0, 0.0, rho, dual)
+        steps += taken
+        # What is left of the gradient at an edge, beside the terms it is the difference of.
+        left = float((rho * np.abs(new - w) / (np.abs(cost) + dual[:, :, None] + dual[:, None, :]))[:, off].max())
+        w = new
+        if left <= _PRECISION:
+            break
+        rho = max(rho / 10, 1e-8)
+    result: Array = w * (beta / unit)
+    return result, steps

@@ -1,0 +1,249 @@
+r"""The exact prox of the log-degree penalty, through its dual in K unknowns.
+
+.. math:: \mathrm{prox}_{g/\rho}(\theta) = \arg\min_{w \ge 0} -\beta \sum_k \log \deg_k(w) + \gamma 1^\top w
+          + \tfrac{\rho}{2} \|w - \theta\|^2 \qquad (w, \theta: \text{edges})
+
+Write :math:`s = \sqrt{\beta/\rho}`, :math:`w = s v`, :math:`t = (\theta - \gamma/\rho) / s`. Every instance is then the
+one without parameters, :math:`\min_{v \ge 0} -\sum \log \deg(v) + \frac12 \|v - t\|^2`. With one dual variable a node,
+
+.. math:: v_{mn} = \max(0, t_{mn} + y_m + y_n), \qquad \max_{y > 0} \sum_k \log y_k - \tfrac12 \sum_e v_e^2,
+
+whose gradient is :math:`1/y - \deg(v)` and whose negative (generalised) Hessian is
+:math:`\mathrm{diag}(1/y^2 + A 1) + A` with A the adjacency of the edges where v > 0. Damped semismooth Newton on it
+reaches rounding in about ten steps, three when it starts from the solution of a neighbouring problem. The dual
+variables of the problem as given are :math:`\lambda = \sqrt{\beta\rho}\, y = \beta / \deg(w)`.
+
+Why numpy: at K = 20 a step is thirty operations on 3 kB, all overhead, and numpy's is a third of torch's on a CPU and a
+twentieth of a kernel launch and its synchronisation. Nothing here touches d.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Array = npt.NDArray[np.float64]
+
+_EPS = float(np.finfo(np.float64).eps)
+_MAX_STEPS = 200
+_CHOLESKY_FROM = 64  # nodes from which half the operations matter more than a second library's overhead
+
+
+def prox_log_degree(theta: Tensor, beta: float, gamma: float, rho: float) -> Tensor:
+    r"""Return :math:`\arg\min_{w \ge 0} -\beta \sum_k \log \deg_k + \gamma 1^\top w + \frac\rho2 \|w - \theta\|^2`.
+
+    Sums over w run over edges (each pair of nodes once). Exact to rounding; every degree of the result is positive.
+
+    Args:
+        theta: (..., K, K) symmetric, finite; its diagonal is not read. (The prox of a matrix that is not symmetric,
+            over symmetric matrices, is that of its symmetric part, which is what is returned.)
+        beta: weight of the log barrier, positive.
+        gamma: weight of the sum of the edges, non-negative.
+        rho: inverse step, positive.
+
+    Returns:
+        W (..., K, K) float64 on the device of `theta`, symmetric, non-negative, zero diagonal.
+
+    Raises:
+        ValueError: a value out of range, K < 2, or a `theta` that is not finite.
+    """
+    if not (beta > 0 and rho > 0 and gamma >= 0 and math.isfinite(beta + gamma + rho)):
+        raise ValueError(f"beta and rho must be positive, gamma non-negative; got {beta}, {rho}, {gamma}")
+    batch, nodes = check_square("theta", theta)
+    array = theta.detach().to("cpu", torch.float64).reshape(-1, nodes, nodes).numpy()
+    W, _, _ = prox_arrays((array + array.swapaxes(-1, -2)) / 2, beta, gamma, rho)
+    return torch.from_numpy(W).reshape(*batch, nodes, nodes).to(theta.device)
+
+
+def check_square(name: str, matrix: Tensor) -> tuple[tuple[int, ...], int]:
+    """Return the batch shape and K of a (..., K, K) tensor; ValueError, naming it, for any other or one not finite."""
+    if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2]:
+        raise ValueError(f"{name} must have shape (..., K, K); got {tuple(matrix.shape)}")
+    if matrix.shape[-1] < 2:
+        raise ValueError(f"{name}: a graph needs at least 2 nodes; got {matrix.shape[-1]}")
+    if not bool(torch.isfinite(matrix - torch.diag_embed(matrix.diagonal(dim1=-2, dim2=-1))).all()):
+        raise ValueError(f"{name} holds values that are not finite")
+    return tuple(matrix.shape[:-2]), matrix.shape[-1]
+
+
+def prox_arrays(
+    theta: Array, beta: float, gamma: float, rho: float, dual: Array | None = None
+) -> tuple[Array, Array, int]:
+    """Return (W, dual variables lam, Newton steps) for a batch of arrays; see `prox_log_degree`.
+
+    Args:
+        theta: (B, K, K) symmetric, finite.
+        beta: weight of the log barrier.
+        gamma: weight of the sum of the edges.
+        rho: inverse step.
+        dual: (B, K) positive start, such as the lam of a neighbouring problem; changes the steps, not the result.
+    """
+    scale = math.sqrt(beta / rho)
+    t = theta / scale  # own memory, contiguous
+    if gamma:
+        t -= gamma / math.sqrt(beta * rho)
+    t.reshape(len(t), -1)[:, :: t.shape[-1] + 1] = -np.inf  # so that max(0, .) leaves the diagonal of v at zero
+    y = _start(t) if dual is None else dual / math.sqrt(beta * rho)
+    v, y, steps = _newton(t, y)
+    v *= scale
+    y *= math.sqrt(beta * rho)
+    return v, y, steps
+
+
+def _start(t: Array) -> Array:
+    """Return the dual variables as if all edges of a node were equal: of the right magnitude where they are not."""
+    edges = t.shape[-1] - 1
+    total = np.maximum(t, 0).sum(-1)
+    result: Array = np.maximum(-t.max(-1), 0) / 2 + 2 / (total + np.sqrt(total * total + 8 * edges))
+    return result
+
+
+def _shifted(t: Array, c: Array) -> Array:
+    """Return ``t_mn + c_m + c_n`` as if added exactly and rounded once.
+
+    Where edges are expensive, t is large and negative, v = t + y_m + y_n is tiny, and plain sums would lose its digits.
+    """
+    left, right = c[:, :, None], c[:, None, :]
+    pair = left + right
+    back = pair - left
+    low = (left - (pair - back)) + (right - back)
+    finite = np.where(np.isinf(t), 0, t)
+    total = finite + pair
+    back = total - finite
+    low += (finite - (total - back)) + (pair - back)
+    total += low
+    result: Array = np.where(np.isinf(t), t, total)
+    return result
+
+
+def _newton(t: Array, c: Array) -> tuple[Array, Array, int]:
+    """Return (v, y, steps) of the unit problem, from y = c.
+
+    The unknown is the difference from c, so that what Newton adds is as exact as it is small; where it turns out not to
+    be small, a second pass starts from where the first one ended.
+    """
+    steps = 0
+    for _ in range(4):
+        base = _shifted(t, c) if float(c.max()) > 8 else t + c[:, :, None] + c[:, None, :]
+        delta, v, y, taken = _newton_pass(base, c)
+        steps += taken
+        if float((np.abs(delta) * y).max()) <= 256:  # rounding of v, relative to 1/y, below 1e-13
+            break
+        c = y
+    return v, y, steps
+
+
+def _newton_pass(base: Array, c: Array) -> tuple[Array, Array, Array, int]:
+    ones = np.ones(base.shape[-1])
+    delta = np.zeros_like(c)
+    y, v = c, np.maximum(base, 0)
+    residual = 1 - y * (v @ ones)  # the gradient, times y
+    worst = float(np.abs(residual).max())
+    tolerance = 1e-14 + _EPS * len(ones) / 8
+    best, stalled = math.inf, 0
+    for steps in range(_MAX_STEPS):
+        if worst <= tolerance:
+            return delta, v, y, steps
+        if worst < 1e-3:  # close; rounding may keep the residual from getting closer
+            stalled = stalled + 1 if worst > best / 2 else 0
+            best = min(best, worst)
+            if stalled >= 20 or worst <= 4 * _EPS * float((np.abs(delta) * y).max()):
+                return delta, v, y, steps
+        u = _newton_direction(v > 0, y, residual)
+        shortest = float(u.min())
+        size = np.ones((len(u), 1)) if shortest > -0.9 else np.minimum(1, 0.9 / np.maximum(-u.min(-1), 0.9))[:, None]
+        step = u if shortest > -0.9 else size * u
+        state = _move(base, delta, y, step, ones)
+        if state.worst > worst / 4:
+            state = _line_search(base, delta, y, v, residual, u, size, state)
+        delta, y, v, residual, worst = state
+    return delta, v, y, _MAX_STEPS
+
+
+class _State(NamedTuple):
+    delta: Array
+    y: Array
+    v: Array
+    residual: Array
+    worst: float
+
+
+def _move(base: Array, delta: Array, y: Array, step: Array, ones: Array) -> _State:
+    delta = delta + step * y
+    y = y + step * y
+    v = base + delta[:, :, None]
+    v += delta[:, None, :]
+    np.maximum(v, 0, out=v)
+    residual = 1 - y * (v @ ones)
+    return _State(delta, y, v, residual, float(np.abs(residual).max()))
+
+
+def _line_search(
+    base: Array,
+    delta: Array,
+    y: Array,
+    v: Array,
+    residual: Array,
+    u: Array,
+    size: Array,
+    state: _State,
+) -> _State:
+    """Return the state after the longest of the steps size, size/2, ... that the dual does not object to.
+
+    A step is taken where the slope along it has not turned round by more than 0.8 of what it was and the dual has not
+    fallen (Hager and Zhang's form of Armijo's rule, which still tells up from down when the dual's change is rounding).
+    `state` is the one after the whole step, which is only questioned because its residual did not shrink fourfold.
+    """
+    ones = np.ones(base.shape[-1])
+    done = np.abs(residual).max(-1) < 1e-10
+    slope = (residual * u).sum(-1)
+    noise = 1e-14 * (np.abs(np.log(y)).sum(-1) + (v * v).sum((-1, -2)) + len(ones))
+    for _ in range(60):
+        step = size * u
+        new_slope = (state.residual * u / (1 + step)).sum(-1)
+        rise = np.log1p(step).sum(-1) - ((state.v - v) * (state.v + v)).sum((-1, -2)) / 4
+        good = (new_slope >= 0) | ((new_slope >= -0.8 * slope) & (rise >= -noise)) | done
+        if good.all():
+            break
+        size = np.where(good[:, None], size, size / 2)
+        state = _move(base, delta, y, size * u, ones)
+    return state
+
+
+def _newton_direction(active: npt.NDArray[np.bool_], y: Array, residual: Array) -> Array:
+    """Return u, the Newton step in units of y: ``(I + diag(y) (diag(A1) + A) diag(y)) u = residual``.
+
+    The eigenvalues of the matrix are at least one. On a bipartite component one of them is exactly one, however large
+    y: from a ratio of 1e10 on, rounding of the others would drown it, so that the matrix is not formed any more and its
+    factor ``[I; E]`` (one row y_m e_m + y_n e_n an active edge) is reduced instead.
+    """
+    if float(y.max()) > 1e5:
+        return np.stack([_direction_by_qr(*item) for item in zip(active, y, residual, strict=True)])
+    nodes = active.shape[-1]
+    hessian = y[:, :, None] * y[:, None, :]
+    hessian *= active
+    hessian.reshape(len(y), -1)[:, :: nodes + 1] = (active @ np.ones(nodes)) * (y * y) + 1
+    if nodes < _CHOLESKY_FROM:
+        small: Array = np.linalg.solve(hessian, residual[..., None])[..., 0]
+        return small
+    factor, _ = torch.linalg.cholesky_ex(torch.from_numpy(hessian))
+    solution: Array = torch.cholesky_solve(torch.from_numpy(residual)[..., None], factor)[..., 0].numpy()
+    return solution
+
+
+def _direction_by_qr(active: npt.NDArray[np.bool_], y: Array, residual: Array) -> Array:
+    size = len(y)
+    rows, columns = np.nonzero(np.triu(active))
+    factor = np.zeros((len(rows) + size, size))
+    factor[np.arange(len(rows)), rows] = y[rows]
+    factor[np.arange(len(rows)), columns] = y[columns]
+    factor[len(rows) :] = np.eye(size)
+    orthogonal, triangle = np.linalg.qr(factor)
+    # The least-squares solution of [E; I] u = [0; residual] has the normal equations above.
+    solution: Array = np.linalg.solve(triangle, orthogonal[len(rows) :].T @ residual)
+    return solution
