@@ -63,6 +63,12 @@ def test_depends_on_the_seed_alone():
     assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
 
 
+def test_settings_and_labels_may_come_from_numpy_or_a_list():
+    plain = dirichlet_partition(MNIST_LIKE, 5, 0.5, 1, 20)
+    scalars = dirichlet_partition(list(MNIST_LIKE), np.int64(5), np.float32(0.5), np.int64(1), np.int32(20))
+    assert all(np.array_equal(a, b) for a, b in zip(plain, scalars, strict=True))
+
+
 def test_concentration_moves_from_one_class_to_all():
     def largest_share(kappa):
         parts = dirichlet_partition(MNIST_LIKE, 20, kappa, seed=0)
