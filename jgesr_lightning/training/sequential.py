@@ -55,9 +55,9 @@ class SequentialEngine(Engine):
         self.module = fabric.setup_module(client)
         client.tie()
         # each process measures its own clients: by default `compute` would pool the counts of all processes
-        self.accuracy = MulticlassAccuracy(
-            num_classes, average="micro", validate_args=False, sync_on_compute=False
-        ).to(fabric.device)
+        self.accuracy = MulticlassAccuracy(num_classes, average="micro", validate_args=False, sync_on_compute=False).to(
+            fabric.device
+        )
 
     def train(
         self,

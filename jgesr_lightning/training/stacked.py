@@ -1,0 +1,349 @@
+"""The fast engine: many clients advance together, each network a row of one matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor
+from torchmetrics.classification import MulticlassStatScores
+
+from jgesr_lightning.client import ClientModule
+from jgesr_lightning.layout import ParameterLayout
+from jgesr_lightning.seeding import DROPOUT, derive
+from jgesr_lightning.training.base import ClientData, Deliver, Engine
+from jgesr_lightning.training.batches import epoch_orders
+from jgesr_lightning.training.network import Layer, StackedNetwork, layers_of, refuse
+
+EVALUATION_BATCH = {"cpu": 128}
+"""Samples of a client that are evaluated at once, by kind of device; others: 512. Small enough for the CPU's cache."""
+
+PADDING = -1
+"""Label of a sample that only fills up a batch."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step of the first `active` clients of a group.
+
+    Attributes:
+        active: number of clients that take part.
+        index: (active, B) positions in the group's samples.
+        counts: number of real samples of each; the rest of its row of `index` is padding.
+    """
+
+    active: int
+    index: Tensor
+    counts: list[int]
+
+
+class StackedEngine(Engine):
+    """Trains clients in groups that advance together; arguments as those of `SequentialEngine`, and:
+
+    Args:
+        group: clients that advance together; None: all of this process on an accelerator, where the many small
+            operations of one client leave the device idle, and one on a CPU, where the buffers of one client fill the
+            cache and those of several do not fit (measured).
+
+    Results equal those of the sequential engine up to rounding. Gradients are the chain rule written out (see
+    `stages`): they are those of autograd. With mixed precision, activations and products are in the low precision,
+    weights, gradients and loss in float32.
+
+    Raises:
+        ValueError: the network has a layer that cannot be stacked, or the precision needs loss scaling.
+    """
+
+    name = "stacked"
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        client: ClientModule,
+        data: Sequence[ClientData],
+        clients: Sequence[int],
+        num_classes: int,
+        epochs: int,
+        batch_size: int,
+        seed: int,
+        group: int | None = None,
+    ) -> None:
+        self.layers = layers_of(client.net)
+        precision = str(fabric.strategy.precision.precision)
+        if precision == "16-mixed":
+            raise refuse("in 16-mixed precision, which scales its loss")
+        fabric.setup_module(client)
+        self.fabric = fabric
+        self.client = client
+        self.layout: ParameterLayout = client.layout
+        self.data = data
+        self.clients = clients
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.seed = seed
+        self.dtype = next(client.parameters()).dtype
+        self.activations = torch.bfloat16 if precision == "bf16-mixed" else self.dtype
+        on_cpu = fabric.device.type == "cpu"
+        self.group = group if group is not None else 1 if on_cpu else max(1, len(clients))
+        self.evaluation_batch = EVALUATION_BATCH.get(fabric.device.type, 512)
+        self.scores = MulticlassStatScores(
+            num_classes, average="micro", multidim_average="samplewise", ignore_index=PADDING, validate_args=False
+        ).to(fabric.device)
+        self._train = Samples([(d.train_inputs, d.train_labels) for d in data], self.group > 1)
+        self._test = Samples([(d.test_inputs, d.test_labels) for d in data], self.group > 1)
+        self._workspace = Workspace(self.layers, self.layout, self.group, self.dtype, self.activations, fabric.device)
+
+    def train(
+        self,
+        round_number: int,
+        rows: Sequence[int],
+        sent: Tensor,
+        deliver: Deliver,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> Tensor:
+        """See `Engine.train`; `stopping` is asked before each step, and clients not yet done are abandoned."""
+        losses = torch.full((len(self.clients),), torch.nan, dtype=torch.float64)
+        # clients of like length together; within a group the longest first, so that the active ones are a prefix
+        longest_first = sorted(rows, key=lambda row: (-self._steps(row), row))
+        with torch.inference_mode():
+            for start in range(0, len(longest_first), self.group):
+                members = longest_first[start : start + self.group]
+                self._train_group(round_number, members, sent, deliver, stopping, losses)
+        return losses
+
+    def _steps(self, row: int) -> int:
+        return -(-self.data[row].size // self.batch_size) * self.epochs
+
+    def _train_group(
+        self,
+        round_number: int,
+        members: Sequence[int],
+        sent: Tensor,
+        deliver: Deliver,
+        stopping: Callable[[], bool],
+        losses: Tensor,
+    ) -> None:
+        space = self._workspace
+        space.load(sent[list(members)])
+        generators = [
+            torch.Generator(self.fabric.device).manual_seed(derive(self.seed, DROPOUT, round_number, self.clients[row]))
+            for row in members
+        ]
+        orders = [
+            epoch_orders(self.data[row].size, self.epochs, self.seed, round_number, self.clients[row])
+            for row in members
+        ]
+        total = torch.zeros(len(members), dtype=torch.float64, device=self.fabric.device)
+        for batch in batches(orders, self.batch_size, self.fabric.device):
+            if stopping():
+                return
+            step = space.step(batch.active, batch.index.shape[1], self._train.shape)
+            self._train.take(members, batch.index, step)
+            total[: batch.active] += step.train(batch.counts, generators, self.client)
+        for position, (row, loss) in enumerate(zip(members, total.tolist(), strict=True)):
+            losses[row] = loss / self._steps(row)
+            deliver(row, self.layout.restore(space.weights[position]))
+
+    @torch.inference_mode()
+    def evaluate(self, models: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Engine.evaluate`."""
+        accuracy = torch.zeros(len(self.clients), dtype=torch.float64)
+        loss = torch.zeros_like(accuracy)
+        order = sorted(range(len(self.data)), key=lambda row: (-len(self.data[row].test_labels), row))
+        space = self._workspace
+        for start in range(0, len(order), self.group):
+            members = order[start : start + self.group]
+            space.load(models[members])
+            total = torch.zeros(len(members), 2, dtype=torch.float64, device=self.fabric.device)
+            plain = [torch.arange(len(self.data[row].test_labels)).unsqueeze(0) for row in members]
+            for batch in batches(plain, self.evaluation_batch, self.fabric.device):
+                step = space.step(batch.active, batch.index.shape[1], self._test.shape)
+                self._test.take(members, batch.index, step)
+                nll, scores, labels = step.evaluate(batch.counts)
+                correct = self.scores(scores.transpose(1, 2), labels)[:, 0]
+                self.scores.reset()
+                total[: batch.active] += torch.stack([correct, nll], 1)
+            for row, (right, nll) in zip(members, total.tolist(), strict=True):
+                accuracy[row] = right / len(self.data[row].test_labels)
+                loss[row] = nll / len(self.data[row].test_labels)
+        return accuracy, loss
+
+
+def batches(orders: Sequence[Tensor], size: int, device: torch.device) -> Iterator[Batch]:
+    """Yield the steps of clients whose samples come in `orders` ((epochs, n_k) each), longest first.
+
+    A single client has a short last batch in each epoch; several are padded to `size` with their first sample.
+    """
+    if len(orders) == 1:
+        for order in orders[0].to(device, non_blocking=True):
+            for part in order.split(size):
+                yield Batch(1, part.unsqueeze(0), [len(part)])
+        return
+    steps = [len(order) * -(-order.shape[1] // size) for order in orders]
+    table = torch.zeros(steps[0], len(orders), size, dtype=torch.long)
+    counts = torch.zeros(steps[0], len(orders), dtype=torch.long)
+    for k, (order, number) in enumerate(zip(orders, steps, strict=True)):
+        epochs, n = order.shape
+        filled = -(-n // size) * size
+        table[:number, k] = torch.nn.functional.pad(order, (0, filled - n)).view(number, size)
+        counts[:number, k] = (n - torch.arange(0, n, size)).clamp_max(size).repeat(epochs)
+    active = (counts > 0).sum(1).tolist()
+    real = counts.tolist()
+    for t, index in enumerate(table.to(device, non_blocking=True)):
+        yield Batch(active[t], index[: active[t]], real[t][: active[t]])
+
+
+class Samples:
+    """The samples of the clients of a process, and how batches are gathered from them.
+
+    Args:
+        sets: inputs and labels of each client.
+        pooled: keep all in one tensor, so that one call gathers for several clients; else each where it is.
+    """
+
+    def __init__(self, sets: Sequence[tuple[Tensor, Tensor]], pooled: bool) -> None:
+        self.shape = sets[0][0].shape[1:] if sets else torch.Size()
+        self.pooled = pooled
+        if pooled and sets:
+            sizes = torch.tensor([0, *(len(labels) for _, labels in sets)])
+            self.offsets = sizes.cumsum(0)[:-1].to(sets[0][1].device)
+            self.sets = [(torch.cat([x for x, _ in sets]), torch.cat([y for _, y in sets]))]
+        else:
+            self.sets = list(sets)
+
+    def take(self, members: Sequence[int], index: Tensor, step: Step) -> None:
+        """Write the samples at `index` (active, B) of the first of `members` into the inputs and labels of `step`."""
+        if self.pooled:
+            inputs, labels = self.sets[0]
+            index = index + self.offsets[list(members[: len(index)])].unsqueeze(1)
+        else:
+            inputs, labels = self.sets[members[0]]
+        flat = index.reshape(-1)
+        step.receive(inputs, labels, flat)
+
+
+class Workspace:
+    """Weights, gradients and velocities of a group, and the buffers of its steps.
+
+    Steps of two shapes at most are kept: the whole batch, and the short one that ends an epoch.
+    """
+
+    def __init__(
+        self,
+        layers: list[Layer],
+        layout: ParameterLayout,
+        group: int,
+        dtype: torch.dtype,
+        activations: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.layers, self.layout, self.activations = layers, layout, activations
+        self.weights = torch.zeros(group, layout.size, dtype=dtype, device=device)
+        self.sent = torch.zeros_like(self.weights)
+        self.grads = torch.zeros_like(self.weights)
+        self.velocities = torch.zeros_like(self.weights)
+        self._steps: dict[tuple[int, int, torch.Size], Step] = {}
+
+    def load(self, models: Tensor) -> None:
+        """Start from `models` (members, d), at rest."""
+        self.weights[: len(models)] = models
+        self.sent[: len(models)] = models
+        self.velocities.zero_()
+
+    def step(self, active: int, samples: int, shape: torch.Size) -> Step:
+        """Return the step of `active` clients on batches of `samples` samples."""
+        key = (active, samples, shape)
+        step = self._steps.pop(key, None)
+        if step is None:
+            while len(self._steps) > 1:
+                del self._steps[next(iter(self._steps))]
+            step = Step(self, active, torch.Size((samples, *shape)))
+        self._steps[key] = step  # the latest last
+        return step
+
+
+class Step:
+    """One SGD step of `active` clients on batches of one shape, on buffers of its own."""
+
+    def __init__(self, space: Workspace, active: int, samples: torch.Size) -> None:
+        part = slice(0, active)
+        self.weights, self.sent, self.grads, self.velocities = (
+            matrix[part] for matrix in (space.weights, space.sent, space.grads, space.velocities)
+        )
+        self.network = StackedNetwork(space.layers, space.layout, self.weights, self.grads, samples, space.activations)
+        device = self.weights.device
+        size = samples[0]
+        # gathered here where the network's first buffer is laid out otherwise
+        inputs = self.network.inputs
+        direct = inputs.is_contiguous()
+        self._gathered = inputs if direct else torch.empty(inputs.shape, dtype=inputs.dtype, device=device)
+        self.labels = torch.empty(active, size, dtype=torch.long, device=device)
+        precise = torch.promote_types(space.weights.dtype, torch.float32)
+        self.precision = precise
+        self._places = torch.arange(size, device=device)
+        self._share = torch.full((active, size), 1.0 / size, dtype=precise, device=device)
+        self._minus_one = torch.full((active, size, 1), -1.0, dtype=precise, device=device)
+        self._whole = [size] * active
+        self._counts = self._whole
+
+    def receive(self, inputs: Tensor, labels: Tensor, index: Tensor) -> None:
+        """Gather the batch from the samples `inputs`, `labels` at `index` (active * B,)."""
+        torch.index_select(labels, 0, index, out=self.labels.view(-1))
+        if inputs.dtype == self._gathered.dtype:
+            torch.index_select(inputs, 0, index, out=self._gathered.view(-1, *inputs.shape[1:]))
+        else:
+            self._gathered.copy_(inputs[index].view(self._gathered.shape))
+        if self._gathered is not self.network.inputs:
+            self.network.inputs.copy_(self._gathered)
+
+    def _count(self, counts: list[int]) -> None:
+        """Give each real sample its share of its client's mean; padding has none."""
+        if counts != self._counts:
+            real = torch.tensor(counts, dtype=self.precision, device=self.labels.device).unsqueeze(1)
+            torch.div(self._places < real, real, out=self._share)
+            self._counts = counts
+
+    def train(self, counts: list[int], generators: Sequence[torch.Generator], client: ClientModule) -> Tensor:
+        """Take the step; return the loss (active,) before it, penalties included."""
+        self._count(counts)
+        network = self.network
+        network.context.training = True
+        network.context.counts = counts
+        network.context.generators = generators[: len(counts)]
+        scores = network.forward()
+        log_p = torch.log_softmax(scores, -1, dtype=self.precision)
+        labels = self.labels.unsqueeze(-1)
+        loss = -(log_p.gather(-1, labels).squeeze(-1) * self._share).sum(-1)
+        # d loss / d scores = share (softmax - one at the label)
+        grad = log_p.exp_().scatter_add_(-1, labels, self._minus_one).mul_(self._share.unsqueeze(-1))
+        network.backward(grad)
+        if client.terms:
+            loss = loss + self._penalise(client)
+        direction = self.grads
+        if client.momentum:
+            direction = self.velocities.mul_(client.momentum).add_(self.grads)
+        self.weights.add_(direction, alpha=-client.lr)
+        return loss
+
+    @torch.inference_mode(False)
+    def _penalise(self, client: ClientModule) -> Tensor:
+        """Return the penalties (active,) and add their gradients."""
+        with torch.enable_grad():
+            x = self.weights.detach().requires_grad_()
+            penalty = torch.zeros((), dtype=x.dtype, device=x.device)
+            for term in client.terms:
+                penalty = penalty + term(x, self.sent)
+            (grad,) = torch.autograd.grad(penalty.sum(), x)
+        self.grads += grad
+        return penalty.detach()
+
+    def evaluate(self, counts: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the summed loss (active,), the class scores and the labels, padding labelled `PADDING`."""
+        self._count(counts)
+        self.network.context.training = False
+        scores = self.network.forward()
+        log_p = torch.log_softmax(scores, -1, dtype=self.precision)
+        picked = log_p.gather(-1, self.labels.unsqueeze(-1)).squeeze(-1)
+        real = self._share > 0
+        return -(picked * real).sum(-1), scores, self.labels.masked_fill(~real, PADDING)
