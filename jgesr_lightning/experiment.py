@@ -14,9 +14,10 @@ import torch
 from jgesr_lightning import __version__
 from jgesr_lightning.aggregators import build_aggregator
 from jgesr_lightning.callbacks.checkpoint import Checkpoint
-from jgesr_lightning.callbacks.files import ResultFiles, write_partition
+from jgesr_lightning.callbacks.files import ResultFiles, partition_table, write_partition
 from jgesr_lightning.callbacks.orchestrator import RoundOrchestrator
 from jgesr_lightning.callbacks.progress import Progress
+from jgesr_lightning.callbacks.wandb_log import WandbLog
 from jgesr_lightning.channel import Uplink, noise_std_for
 from jgesr_lightning.client import ClientModule
 from jgesr_lightning.config import Config, ConfigError, to_dict, to_yaml
@@ -32,7 +33,10 @@ from jgesr_lightning.runtime.signals import StopRequest
 from jgesr_lightning.training import ClientData, build_engine
 
 DTYPES = {"32-true": torch.float32, "bf16-mixed": torch.float32, "64-true": torch.float64}
-FREE_ON_RESUME = ("name", "output_dir", "resume", "rounds", "engine", "deterministic", "runtime", "checkpoint", "logging")
+FREE_ON_RESUME = (
+    *("name", "output_dir", "resume", "rounds"),
+    *("engine", "deterministic", "runtime", "checkpoint", "logging"),
+)
 """Keys that may differ between a checkpoint and the run that goes on from it: they do not change what is computed."""
 
 
@@ -177,7 +181,9 @@ def _run(config: Config, folder: Path, data: FederatedDataModule, source: Path |
     files = ResultFiles(folder, _facts(config, folder, float(deviation)), config.logging.csv)
     saver = Checkpoint(folder / "checkpoint", config.checkpoint.every, to_dict(config))
     # the orchestrator goes first and alone writes; saving goes last, when everything else has been told
-    callbacks = [orchestrator, Progress(), files, *_wandb(config, folder, data), saver]
+    table = partition_table(data.classes, data.class_counts, sizes, test_sizes)
+    wandb_log = _wandb(config, folder, table)
+    callbacks = [orchestrator, Progress(), files, wandb_log, saver]
     fabric = build_fabric(launch, config.runtime.precision, callbacks)
     with StopRequest() as stop:
         fabric.launch()
@@ -228,16 +234,18 @@ def _run(config: Config, folder: Path, data: FederatedDataModule, source: Path |
             stop=stop,
         )
         if fabric.is_global_zero:
-            write_partition(folder / "partition.csv", data.classes, data.class_counts, sizes, test_sizes)
+            write_partition(folder / "partition.csv", *table)
             _announce(config, folder, launch, engine.name, reason, layout)
-        return _drive(config, folder, federation, aggregator, source, files, saver)
+        try:
+            return _drive(config, folder, federation, source, files, saver)
+        finally:
+            wandb_log.close(exit_code=1)  # where the run has not ended it in order
 
 
 def _drive(
     config: Config,
     folder: Path,
     federation: Federation,
-    aggregator: Any,
     source: Path | None,
     files: ResultFiles,
     saver: Checkpoint,
@@ -248,7 +256,7 @@ def _drive(
     if source is not None:
         shared = checkpoint.read_shared(source)
         state = checkpoint.load(source, shared, federation.sharding, federation.fabric.device)
-        aggregator.load_state(shared["aggregator"])
+        federation.aggregator.load_state(shared["aggregator"])
         if zero:
             _say(f"going on from {source}, after round {state.round}")
     try:
@@ -301,8 +309,18 @@ def _facts(config: Config, folder: Path, deviation: float) -> dict[str, Any]:
     }
 
 
-def _wandb(config: Config, folder: Path, data: FederatedDataModule) -> list[object]:
-    return []
+def _wandb(config: Config, folder: Path, table: tuple[list[str], list[list[Any]]]) -> WandbLog:
+    return WandbLog(
+        folder=folder,
+        run_name=folder.name,
+        project=config.logging.project,
+        config=to_dict(config),
+        group=config.logging.group,
+        tags=config.logging.tags,
+        mode=config.logging.wandb_mode if config.logging.wandb else "disabled",
+        graph_every=config.logging.graph_every,
+        class_table=table,
+    )
 
 
 def _announce(config: Config, folder: Path, launch: Any, engine: str, reason: str, layout: ParameterLayout) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from jgesr_lightning.federation import Federation, FederationState, Stopwatch
 from jgesr_lightning.records import RoundRecord
@@ -83,7 +84,8 @@ class ResultFiles:
 
     def write_summary(self, rounds: int, state: FederationState, status: str, reason: str) -> None:
         """Write summary.json; `status` is running, finished, stopped or failed."""
-        write_text(self.folder / "summary.json", json.dumps(_plain(self._summary(rounds, state, status, reason)), indent=1))
+        summary = _plain(self._summary(rounds, state, status, reason))
+        write_text(self.folder / "summary.json", json.dumps(summary, indent=1))
 
     def _summary(self, rounds: int, state: FederationState, status: str, reason: str) -> dict[str, Any]:
         records = state.records
@@ -157,12 +159,24 @@ class ResultFiles:
         return {"metrics": _csv(metrics), "clients": _csv(clients)}
 
 
-def write_partition(
-    path: Path, class_names: Sequence[str], counts: Any, sizes: Sequence[int], test_sizes: Sequence[int]
-) -> None:
-    """Write the table of clients x classes (training and test samples together), with both sizes."""
-    rows = [[k, sizes[k], test_sizes[k], *map(int, counts[k])] for k in range(len(sizes))]
-    write_text(path, _csv([["client", "train", "test", *class_names], *rows]))
+def partition_table(
+    classes: Sequence[str], counts: Tensor, sizes: Sequence[int], test_sizes: Sequence[int]
+) -> tuple[list[str], list[list[Any]]]:
+    """Return columns and rows of the table of clients x classes.
+
+    Args:
+        classes: their names.
+        counts: (K, classes) samples of each client, training and test together.
+        sizes: training samples of each client.
+        test_sizes: test samples of each client.
+    """
+    rows = [[k, sizes[k], test_sizes[k], *row] for k, row in enumerate(counts.tolist())]
+    return ["client", "train", "test", *classes], rows
+
+
+def write_partition(path: Path, columns: Sequence[str], rows: Sequence[Sequence[int]]) -> None:
+    """Write the table of clients x classes."""
+    write_text(path, _csv([columns, *rows]))
 
 
 def _csv(rows: Iterable[Sequence[Any]]) -> str:

@@ -1,0 +1,1 @@
+"""Processes, files and signals: what a run needs of the machine."""

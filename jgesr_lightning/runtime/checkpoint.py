@@ -54,7 +54,7 @@ def save(
     """
     final = folder_of(root, state.round)
     partial = root / f".{final.name}.partial"
-    failure = None
+    failure: Exception | None = None
     if sharding.rank == 0:
         try:
             root.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from lightning.fabric import Fabric
-from lightning.fabric.plugins.environments import SLURMEnvironment
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities import rank_zero_only
 
 from jgesr_lightning.runtime import strategy
@@ -47,7 +47,7 @@ class Launch:
 
 def first_process() -> bool:
     """Whether this is the process that speaks and writes: rank zero, or the one that will launch the others."""
-    return int(rank_zero_only.rank or 0) == 0
+    return int(getattr(rank_zero_only, "rank", None) or 0) == 0
 
 
 def plan(accelerator: str, devices: int | str, num_nodes: int, clients: int) -> Launch:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning.fabric.strategies import STRATEGY_REGISTRY, DDPStrategy
+from lightning.fabric.strategies import STRATEGY_REGISTRY
+from lightning.fabric.strategies.ddp import DDPStrategy
 from torch import nn
 
 NAME = "client_parallel"

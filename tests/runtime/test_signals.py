@@ -1,0 +1,35 @@
+import os
+import signal
+
+import pytest
+
+from jgesr_lightning.runtime.signals import StopRequest
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_a_signal_sets_the_flag_and_the_former_handler_comes_back(number):
+    former = signal.getsignal(number)
+    with StopRequest() as stop:
+        assert not stop
+        os.kill(os.getpid(), number)
+        assert stop
+        assert stop.received == signal.Signals(number).name
+    assert signal.getsignal(number) is former
+
+
+def test_a_second_interrupt_stops_at_once():
+    def interrupt_twice():
+        with StopRequest() as stop:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert stop.received == "SIGINT"
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupt_twice()
+
+
+def test_the_first_signal_is_the_reason():
+    with StopRequest() as stop:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.received == "SIGUSR1"

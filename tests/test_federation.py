@@ -1,0 +1,236 @@
+import gc
+import os
+
+import pytest
+import torch
+
+from jgesr_lightning.callbacks.checkpoint import Checkpoint
+from jgesr_lightning.callbacks.files import ResultFiles
+from jgesr_lightning.federation import NonFiniteError
+from jgesr_lightning.records import summarise
+from jgesr_lightning.runtime import checkpoint
+from tests.federations import SIZES, small_federation
+
+
+class Recorder:
+    """Notes the hooks, and what the clients were sent and returned."""
+
+    def __init__(self):
+        self.hooks = []
+        self.sent = {}
+
+    def on_federation_start(self, federation, state):
+        self.hooks.append("start")
+
+    def on_round_start(self, round_number, sent):
+        self.hooks.append(f"round {round_number}")
+        self.sent[round_number] = sent.clone()
+
+    def on_client_trained(self, row, client, state_dict):
+        self.hooks.append(f"client {client}")
+
+    def on_round_end(self, federation, state, record, watch):
+        self.hooks.append(f"end {record.round}")
+
+    def on_federation_end(self, federation, state, status):
+        self.hooks.append(status)
+
+
+def run(federation):
+    state = federation.fresh_state()
+    return federation.run(state), state
+
+
+def test_hooks_in_order_and_one_record_a_round():
+    recorder = Recorder()
+    status, state = run(small_federation([recorder], rounds=2))
+    clients = [f"client {k}" for k in range(4)]
+    assert recorder.hooks == [
+        *["start", "end 0"], *["round 1", *clients, "end 1"], *["round 2", *clients, "end 2"], "finished",
+    ]  # fmt: skip
+    assert status == "finished"
+    assert [record.round for record in state.records] == [0, 1, 2]
+    assert recorder.sent[1].unique(dim=0).shape[0] == 1  # everybody starts from the same model
+
+
+def test_fedavg_without_noise_sends_the_weighted_mean_of_what_was_trained():
+    federation = small_federation(noise=0.0, rounds=1)
+    _, state = run(federation)
+    shares = torch.tensor(SIZES, dtype=torch.float64) / sum(SIZES)
+    expected = (shares[:, None] * federation.orchestrator.trained.double()).sum(0)
+    torch.testing.assert_close(state.models.double(), expected.expand(4, -1), rtol=1e-6, atol=1e-7)
+
+
+def test_two_equal_runs_are_bit_equal_and_the_channel_seed_matters():
+    _, first = run(small_federation(noise=0.1))
+    _, second = run(small_federation(noise=0.1))
+    assert torch.equal(first.models, second.models)
+    other = small_federation(noise=0.1)
+    other.uplink.seed = 1
+    _, third = run(other)
+    assert not torch.equal(first.models, third.models)
+
+
+def test_those_who_sit_out_keep_their_model_and_enter_no_sum():
+    recorder = Recorder()
+    federation = small_federation([recorder], noise=0.0, rounds=4, participation=0.5)
+    _, state = run(federation)
+    for number in range(1, 4):
+        chosen = federation.participants(number)
+        assert len(chosen) == 2
+        assert recorder.hooks.count(f"round {number}") == 1
+        absent = [k for k in range(4) if k not in chosen]
+        assert torch.equal(recorder.sent[number + 1][absent], recorder.sent[number][absent])
+        assert recorder.sent[number + 1][chosen].unique(dim=0).shape[0] == 1
+        record = state.records[number]
+        assert record.metrics["participants"] == 2
+        assert [k for k in range(4) if record.clients["participated"][k]] == chosen
+        assert len(record.clients["accuracy/received"]) == 4  # all are evaluated
+    assert len({tuple(federation.participants(r)) for r in range(1, 40)}) > 1
+
+
+def test_evaluation_and_graphs_every_so_often_and_at_the_ends():
+    _, state = run(small_federation(rounds=5, evaluation_every=2, graph_every=2))
+    measured = [record.round for record in state.records if "accuracy/received" in record.metrics]
+    assert measured == [0, 2, 4, 5]
+    assert list(state.graphs) == [2, 4, 5]
+    assert "accuracy/trained" not in state.records[0].metrics
+
+
+def break_client(federation, client, rounds=(2,)):
+    """Make one client's training return a NaN in some rounds."""
+    collect = federation.orchestrator.on_client_trained
+    seen = {"round": 0}
+
+    def on_round_start(round_number, sent):
+        seen["round"] = round_number
+        type(federation.orchestrator).on_round_start(federation.orchestrator, round_number, sent)
+
+    def on_client_trained(row, client_number, state_dict):
+        collect(row=row, client=client_number, state_dict=state_dict)
+        if client_number == client and seen["round"] in rounds:
+            federation.orchestrator.trained[row, 1] = torch.nan
+
+    federation.orchestrator.on_round_start = on_round_start
+    federation.orchestrator.on_client_trained = lambda row, client, state_dict: on_client_trained(
+        row, client, state_dict
+    )
+
+
+@pytest.mark.parametrize("method", ["fedavg", "local", "pfedgraph", "cfl"])
+def test_a_non_finite_upload_is_left_out_of_its_round_and_named(method):
+    federation = small_federation(method=method, rounds=3)
+    break_client(federation, client=1)
+    status, state = run(federation)
+    assert status == "finished"
+    assert bool(torch.isfinite(state.models).all())
+    assert [record.metrics.get("dropped") for record in state.records] == [None, 0, 1, 0]
+    assert state.records[2].info["dropped_clients"] == [1]
+
+
+def test_a_non_finite_upload_stops_the_run_where_asked():
+    federation = small_federation(rounds=3, nonfinite="raise")
+    break_client(federation, client=1)
+    state = federation.fresh_state()
+    with pytest.raises(NonFiniteError, match="round 2: the upload of client 1"):
+        federation.run(state)
+    assert state.round == 1
+
+
+def test_a_non_finite_aggregate_never_reaches_a_client():
+    recorder = Recorder()
+    federation = small_federation([recorder], rounds=3)
+    whole = federation.aggregator.aggregate
+
+    def aggregate(upload):
+        out = whole(upload)
+        if recorder.hooks.count("client 0") == 2:
+            out.models[0, 0] = torch.inf
+        return out
+
+    federation.aggregator.aggregate = aggregate
+    state = federation.fresh_state()
+    with pytest.raises(NonFiniteError, match="round 2: the aggregate of fedavg is not finite; the models of round 1"):
+        federation.run(state)
+    assert state.round == 1
+    assert bool(torch.isfinite(state.models).all())
+    assert "round 3" not in recorder.hooks
+
+
+def test_a_stop_abandons_the_round_between_clients_and_keeps_the_last_whole_one():
+    recorder = Recorder()
+    federation = small_federation([recorder], rounds=5)
+    whole = small_federation(rounds=1)
+    _, after_one = run(whole)
+
+    def stop_in_round_two(row, client, state_dict):
+        if recorder.hooks[-2:-1] == ["round 2"]:
+            federation.stop.received = "SIGTERM"
+
+    class Stopper:
+        on_client_trained = staticmethod(stop_in_round_two)
+
+    federation.fabric._callbacks.append(Stopper())
+    status, state = run(federation)
+    assert status == "stopped"
+    assert recorder.hooks[-3:] == ["round 2", "client 0", "stopped"]
+    assert state.round == 1
+    assert torch.equal(state.models, after_one.models)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "cfl"])
+def test_a_resumed_run_ends_with_the_same_bits(tmp_path, method):
+    settings = {"warmup_rounds": 0} if method == "cfl" else {}
+    common = {"method": method, "settings": settings, "noise": 0.05, "missing_rate": 0.2, "participation": 0.75}
+    _, straight = run(small_federation(rounds=6, **common))
+    first = small_federation([Checkpoint(tmp_path, 1, {})], rounds=3, **common)
+    run(first)
+    second = small_federation(rounds=6, **common)
+    folder = checkpoint.newest(tmp_path)
+    shared = checkpoint.read_shared(folder)
+    state = checkpoint.load(folder, shared, second.sharding, torch.device("cpu"))
+    second.aggregator.load_state(shared["aggregator"])
+    assert second.run(state) == "finished"
+    assert torch.equal(state.models, straight.models)
+    for resumed, whole in zip(state.records, straight.records, strict=True):
+        assert repr(resumed.clients) == repr(whole.clients)  # as text, since NaN equals nothing
+
+
+def test_memory_and_handles_stay_flat_over_many_rounds(tmp_path):
+    federation = small_federation([ResultFiles(tmp_path, {}), Checkpoint(tmp_path / "checkpoint", 1, {})], rounds=20)
+    run(federation)  # whatever is made once is made now
+
+    def count():
+        gc.collect()
+        tensors = sum(isinstance(thing, torch.Tensor) for thing in gc.get_objects())
+        return tensors, len(os.listdir("/proc/self/fd"))
+
+    counts = []
+
+    class Counter:
+        def on_round_end(self, federation, state, record, watch):
+            if record.round in (20, 200):
+                counts.append(count())
+
+    federation = small_federation(
+        [Counter(), ResultFiles(tmp_path, {}), Checkpoint(tmp_path / "checkpoint", 10, {})],
+        rounds=200,
+        evaluation_every=10,
+        graph_every=200,
+    )
+    run(federation)
+    (tensors, handles), (tensors_later, handles_later) = counts
+    assert handles_later <= handles
+    assert tensors_later - tensors < 10
+    assert len((tmp_path / "metrics.csv").read_text().splitlines()) == 202
+
+
+def test_summaries_of_client_values():
+    values = torch.tensor([0.5, 1.0, 0.0, 0.9] * 5)
+    weights = torch.tensor([1.0, 3.0, 0.0, 0.0] * 5)
+    summary = summarise("accuracy/received", values, weights)
+    assert summary["accuracy/received"] == pytest.approx(0.6)
+    assert summary["accuracy/received_weighted"] == pytest.approx(0.875)
+    assert summary["accuracy/received_worst"] == 0.0
+    assert summary["accuracy/received_worst_decile"] == 0.0  # two of twenty clients, both at zero
+    assert summary["accuracy/received_std"] == pytest.approx(0.3937, abs=1e-4)
