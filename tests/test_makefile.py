@@ -34,7 +34,8 @@ def checkout(tmp_path):
 
 
 def make(checkout, *arguments, **environment):
-    base = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "JGESR", "MFLAGS"))}
+    ours = ("MAKE", "MFLAGS", "JGESR", "ARGS", "CONFIG", "DATASET", "RUNS", "PYTHON", "SBATCH")  # of an outer make
+    base = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
     path = f"{checkout.parent.parent}/bin:{base['PATH']}"
     return subprocess.run(
         ["make", *arguments],
