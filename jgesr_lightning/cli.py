@@ -1,13 +1,12 @@
 """The command line: ``python -m jgesr_lightning COMMAND ...`` (or ``jgesr COMMAND ...``).
 
-Exit status: 0 done; 2 bad configuration or data, with one line on stderr; 128 + signal number for a run that a signal
-ended early; 1 anything else. What a command needs is imported by that command: help and mistakes answer at once.
+Exit status: 0 done; 2 bad configuration or data, with one line on stderr; 1 anything else, a run that was stopped early
+included. What a command needs is imported by that command: help and mistakes answer at once.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -80,16 +79,14 @@ def train(arguments: Sequence[str]) -> int:
         return exit_status(experiment.run(config))
     except DataError as error:
         raise ConfigError(error) from None
-    except (CheckpointError, NonFiniteError) as error:
+    except (CheckpointError, NonFiniteError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
 
 
 def exit_status(result: Result) -> int:
-    """Return 0 for a run that finished, 128 + the signal's number for one that a signal ended early, else 1."""
-    if result.status == "finished":
-        return 0
-    return 128 + signal.Signals[result.reason] if result.reason in signal.Signals.__members__ else 1
+    """Return 0 for a run that finished, 1 for one that was stopped early."""
+    return 0 if result.status == "finished" else 1
 
 
 def show(arguments: Sequence[str]) -> int:

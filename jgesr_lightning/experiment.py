@@ -27,7 +27,7 @@ from jgesr_lightning.layout import ParameterLayout
 from jgesr_lightning.models import build_model
 from jgesr_lightning.runtime import checkpoint
 from jgesr_lightning.runtime.files import InUseError, locked, move_aside, write_text
-from jgesr_lightning.runtime.launch import build_fabric, first_process, plan
+from jgesr_lightning.runtime.launch import LaunchError, build_fabric, first_process, plan
 from jgesr_lightning.runtime.sharding import Sharding, assign
 from jgesr_lightning.runtime.signals import StopRequest
 from jgesr_lightning.training import ClientData, build_engine
@@ -68,7 +68,10 @@ def run(config: Config) -> Result:
         NonFiniteError: an upload or an aggregate was not finite; what was reached is saved.
         CheckpointError: a checkpoint could not be written or read; the former one is kept.
     """
-    launch = plan(config.runtime.accelerator, config.runtime.devices, config.runtime.num_nodes, config.clients)
+    try:
+        launch = plan(config.runtime.accelerator, config.runtime.devices, config.runtime.num_nodes, config.clients)
+    except LaunchError as error:
+        raise ConfigError(error) from error
     data = _data(config)
     folder = run_folder(config)
     if not first_process():

@@ -126,7 +126,8 @@ def _started_by_launcher() -> tuple[str, int, int] | None:
 
 def build_fabric(launch: Launch, precision: str, callbacks: Sequence[object]) -> Fabric:
     """Return a Fabric for `launch`, not launched yet."""
-    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
+    for package in ("fabric", "pytorch"):  # their banners say what our own first lines say
+        logging.getLogger(f"lightning.{package}").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*srun.*command is available.*")
     strategy.register()
     chosen: Any = "auto"
