@@ -150,9 +150,25 @@ def accuracy_per_round(series: Sequence[Series], ylabel: str, title: str = "") -
     return figure
 
 
-def accuracy_against(series: Sequence[Series], xlabel: str, ylabel: str, title: str = "") -> Figure:
-    """Return accuracies against a setting, such as the missing rate; bars are one standard deviation over runs."""
-    return _lines(series, xlabel, ylabel, title, bands=False)[0]
+def accuracy_against(
+    series: Sequence[Series], xlabel: str, ylabel: str, title: str = "", logarithmic: bool = False
+) -> Figure:
+    """Return accuracies against a setting, such as the missing rate; bars are one standard deviation over runs.
+
+    Args:
+        series: one line a method.
+        xlabel: what the setting is.
+        ylabel: what the accuracies are.
+        title: written above.
+        logarithmic: whether the setting's axis is logarithmic; its values must then be positive.
+    """
+    figure, axes = _lines(series, xlabel, ylabel, title, bands=False)
+    if logarithmic:
+        axes.set_xscale("log")
+        ticks = sorted({float(value) for line in series for value in line.x})
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.set_xticks([], minor=True)
+    return figure
 
 
 def objective_trace(series: Sequence[Series], title: str = "") -> Figure:
@@ -286,10 +302,11 @@ def _label_bars(axes: Axes, held: Array, classes: Sequence[str], rows: list[int]
     narrow = len(rows) > 40
     for column, name in enumerate(classes):
         share = shares[:, column]
+        held_here = share > 0  # a bar of no width still costs its outline and hatch in the file
         axes.barh(
-            places,
-            share,
-            left=left,
+            places[held_here],
+            share[held_here],
+            left=left[held_here],
             height=1.0 if narrow else 0.82,
             color=_CLASS_COLOURS[column % len(_CLASS_COLOURS)],
             hatch=None if narrow else _HATCHES[column % len(_HATCHES)],

@@ -185,7 +185,7 @@ def markdown(table: Table) -> str:
     head = ["method"]
     for column in table.columns:
         head.append(f"{column_title(column)}{' (%)' if table.unit else ''}")
-        head += ["paper", "difference"] if _paper_in(table, column) else []
+        head += ["paper", "difference"] if shows_paper(table, column) else []
     lines += [_md_row(head), _md_row(["---", *["---:"] * (len(head) - 1)])]
     for label in table.rows:
         cells = [label]
@@ -196,8 +196,8 @@ def markdown(table: Table) -> str:
                 text = value_text(entry.value)
                 text = f"{f'**{text}**' if entry.best else text} ({entry.value.n})"
             cells.append(text)
-            if _paper_in(table, column):
-                cells += _paper_texts(entry, label, column)
+            if shows_paper(table, column):
+                cells += [paper_text(label, column), difference_to_paper(entry, label, column)]
         lines.append(_md_row(cells))
     if table.has_pairs:
         lines += ["", f"{_capital(paired_title(table))}:", ""]
@@ -244,7 +244,7 @@ def csv_text(tables: Sequence[Table]) -> str:
 
 def latex(table: Table) -> str:
     """Return a table as LaTeX (package booktabs); the differences follow as a second tabular."""
-    widths = ["r" * (3 if _paper_in(table, column) else 1) for column in table.columns]
+    widths = ["r" * (3 if shows_paper(table, column) else 1) for column in table.columns]
     head, rule = ["method"], []
     at = 2
     for column, width in zip(table.columns, widths, strict=True):
@@ -266,8 +266,9 @@ def latex(table: Table) -> str:
                 text = value_text(entry.value, r"$\pm$")
                 text = rf"\textbf{{{text}}}" if entry.best else text
             cells.append(text)
-            if _paper_in(table, column):
-                cells += [_tex(cell).replace(ABSENT, "--") for cell in _paper_texts(entry, label, column)]
+            if shows_paper(table, column):
+                beside = paper_text(label, column), difference_to_paper(entry, label, column)
+                cells += [text.replace(ABSENT, "--") for text in beside]
         lines.append(_tex_row(cells))
     lines += [r"\bottomrule", r"\end{tabular}"]
     if table.has_pairs:
@@ -284,15 +285,21 @@ def notes_text(collection: Collection) -> list[str]:
     return [f"note: {note}" for note in collection.notes]
 
 
-def _paper_in(table: Table, column: Column) -> bool:
+def shows_paper(table: Table, column: Column) -> bool:
+    """Return whether the paper has a number for any row of a column."""
     return table.metric.startswith("accuracy/") and any(paper_value(label, column) for label in table.rows)
 
 
-def _paper_texts(entry: Entry | None, label: str, column: Column) -> list[str]:
+def paper_text(label: str, column: Column) -> str:
+    """Return the paper's number for a cell."""
     paper = paper_value(label, column)
-    if paper is None:
-        return [ABSENT, ABSENT]
-    return [f"{paper:.2f}", ABSENT if entry is None else f"{entry.value.mean - paper:+.2f}"]
+    return ABSENT if paper is None else f"{paper:.2f}"
+
+
+def difference_to_paper(entry: Entry | None, label: str, column: Column) -> str:
+    """Return by how much a measured mean differs from the paper's number."""
+    paper = paper_value(label, column)
+    return ABSENT if paper is None or entry is None else f"{entry.value.mean - paper:+.2f}"
 
 
 def _md_row(cells: Sequence[str]) -> str:

@@ -1,0 +1,113 @@
+import gc
+from xml.etree import ElementTree
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jgesr_lightning.reporting import plots
+from jgesr_lightning.reporting.plots import Series
+
+BLOCKS = np.kron(np.eye(3), np.ones((2, 2)))
+
+
+def drawn_lines(figure):
+    return {line.get_label(): line for line in figure.axes[0].get_lines() if not line.get_label().startswith("_")}
+
+
+def test_clusters_become_neighbours():
+    shuffled = [3, 0, 4, 1, 5, 2]
+    graph = BLOCKS[np.ix_(shuffled, shuffled)]
+    order = plots.cluster_order(graph)
+    assert np.array_equal(graph[np.ix_(order, order)], BLOCKS)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 12), st.integers(0, 10**6))
+def test_an_order_names_every_client_once(count, seed):
+    graph = np.random.default_rng(seed).random((count, count))
+    assert sorted(plots.cluster_order(graph)) == list(range(count))
+
+
+def test_a_graph_is_drawn_in_the_given_order_and_its_scale_starts_at_zero():
+    graph = np.array([[0, 0.2, 0.5], [0.2, 0, 0.1], [0.5, 0.1, 0]])
+    figure = plots.graph_heatmap(graph, [2, 0, 1], label="mixing weight")
+    image = figure.axes[0].images[0]
+    assert np.array_equal(image.get_array(), graph[np.ix_([2, 0, 1], [2, 0, 1])])
+    assert image.get_clim() == (0, 0.5)
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["2", "0", "1"]
+    assert figure.axes[1].get_ylabel() == "mixing weight"
+
+
+@pytest.mark.parametrize("graph", [np.zeros((4, 4)), np.full((2, 2), np.nan), np.zeros((1, 1))])
+def test_graphs_without_edges_can_be_drawn(graph):
+    assert plots.to_pixels(plots.graph_heatmap(graph, plots.cluster_order(graph)), dpi=30).shape[-1] == 3
+
+
+def test_bars_show_shares_in_the_order_of_the_graph():
+    counts = np.array([[3, 1], [0, 0], [0, 5]])
+    figure = plots.graph_and_labels(np.zeros((3, 3)), counts, ["cat", "dog"], order=[2, 0, 1])
+    bars = {(round(bar.get_y() + 0.41), bar.get_x()): bar.get_width() for bar in figure.axes[1].patches}
+    assert bars == {(0, 0.0): 1.0, (1, 0.0): 0.75, (1, 0.75): 0.25}
+    assert [text.get_text() for text in figure.axes[1].get_legend().get_texts()] == ["cat", "dog"]
+
+
+@pytest.mark.parametrize("order", [[0, 1], [0, 1, 1], [0, 1, 3]])
+def test_a_wrong_order_is_refused(order):
+    with pytest.raises(ValueError, match="each of the 3 clients once"):
+        plots.graph_heatmap(np.zeros((3, 3)), order)
+
+
+def test_wrong_shapes_are_refused():
+    with pytest.raises(ValueError, match="square"):
+        plots.graph_heatmap(np.zeros((3, 2)))
+    with pytest.raises(ValueError, match=r"counts must have shape \(3, 2\)"):
+        plots.graph_and_labels(np.zeros((3, 3)), np.zeros((3, 3)), ["a", "b"])
+
+
+def test_accuracies_are_in_percent_and_gaps_are_left_out():
+    figure = plots.accuracy_per_round(
+        [Series("fedavg", [0, 1, 2], [0.1, float("nan"), 0.9], [0.0, 0.0, 0.1]), Series("jgesr", [0, 2], [0.1, 0.95])],
+        "received accuracy (%)",
+    )
+    lines = drawn_lines(figure)
+    assert lines["fedavg"].get_xydata().tolist() == [[0, 10], [2, 90]]
+    names = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert names == ["jgesr", "fedavg"]  # as the lines end, the best on top
+    assert len(figure.axes[0].collections) == 1  # one band; a single run has none
+
+
+def test_methods_can_be_told_apart_without_colour():
+    looks = [(style[1], style[2]) for style in plots.STYLES.values()]
+    assert len({str(look) for look in looks}) == len(looks)
+    assert len({marker for _, marker in looks[:8]}) >= 7
+
+
+def test_the_objective_is_drawn_above_its_smallest_value():
+    figure = plots.objective_trace([Series("jgesr", [0, 1, 2], [5.0, 3.0, 2.0])])
+    assert drawn_lines(figure)["jgesr"].get_xydata().tolist() == [[0, 3], [1, 1]]
+    assert figure.axes[0].get_yscale() == "log"
+
+
+def test_a_logarithmic_axis_names_the_measured_values():
+    figure = plots.accuracy_against([Series("local", [0.1, 0.5, 2], [0.9, 0.8, 0.7])], "s", "y", logarithmic=True)
+    assert [text.get_text() for text in figure.axes[0].get_xticklabels()] == ["0.1", "0.5", "2"]
+
+
+def test_files_are_whole_and_equal_for_equal_numbers(tmp_path):
+    first, second = (plots.save(plots.graph_heatmap(BLOCKS), tmp_path / name / "graph") for name in "ab")
+    assert [path.name for path in first] == ["graph.png", "graph.svg"]
+    assert [a.read_bytes() == b.read_bytes() for a, b in zip(first, second, strict=True)] == [True, True]
+    assert first[0].read_bytes().startswith(b"\x89PNG")
+    assert ElementTree.fromstring(first[1].read_bytes()).tag.endswith("svg")
+
+
+def test_nothing_is_left_behind():
+    before = dict(mpl.rcParams)
+    for _ in range(3):
+        plots.to_pixels(plots.graph_heatmap(BLOCKS), dpi=30)
+    gc.collect()
+    assert not [thing for thing in gc.get_objects() if type(thing).__name__ == "Figure"]
+    assert dict(mpl.rcParams) == before
