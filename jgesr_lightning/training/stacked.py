@@ -278,7 +278,9 @@ class Step:
         inputs = self.network.inputs
         direct = inputs.is_contiguous()
         self._gathered = inputs if direct else torch.empty(inputs.shape, dtype=inputs.dtype, device=device)
+        self._gathered_rows = self._gathered.view(-1, *samples[1:])
         self.labels = torch.empty(active, size, dtype=torch.long, device=device)
+        self._label_rows = self.labels.view(-1)
         precise = torch.promote_types(space.weights.dtype, torch.float32)
         self.precision = precise
         self._places = torch.arange(size, device=device)
@@ -289,11 +291,11 @@ class Step:
 
     def receive(self, inputs: Tensor, labels: Tensor, index: Tensor) -> None:
         """Gather the batch from the samples `inputs`, `labels` at `index` (active * B,)."""
-        torch.index_select(labels, 0, index, out=self.labels.view(-1))
+        torch.index_select(labels, 0, index, out=self._label_rows)
         if inputs.dtype == self._gathered.dtype:
-            torch.index_select(inputs, 0, index, out=self._gathered.view(-1, *inputs.shape[1:]))
+            torch.index_select(inputs, 0, index, out=self._gathered_rows)
         else:
-            self._gathered.copy_(inputs[index].view(self._gathered.shape))
+            self._gathered_rows.copy_(inputs[index])
         if self._gathered is not self.network.inputs:
             self.network.inputs.copy_(self._gathered)
 

@@ -162,7 +162,8 @@ class PatchConv(Stage):
         self.routed = empty(networks, places * outs, n) if pool > 1 else self.rest
         self._routed = self.routed.view(networks, places, outs, n).unbind(1)
         self.grad_bank = empty(networks, places * outs, depth)
-        self._grad_bank = shifted(self.grad_bank)
+        self._grad_bank = [copy for line in shifted(self.grad_bank).unbind(1) for copy in line.unbind(1)]
+        self._grad_copies = empty(*self._bank.shape[:1], *self._bank.shape[3:])
         self._grad_filters = grad_weight.permute(0, 1, 3, 4, 2)
         if first:
             return
@@ -208,7 +209,10 @@ class PatchConv(Stage):
             _threshold_backward(rest, lead, 0, grad_input=place)
             rest = torch.sub(rest, place, out=self._routed[0])
         torch.bmm(self.routed, self.cols.transpose(1, 2), out=self.grad_bank)
-        torch.sum(self._grad_bank, (1, 2), dtype=self._grad_filters.dtype, out=self._grad_filters)
+        total = self._grad_bank[0]
+        for copy in self._grad_bank[1:]:
+            total = torch.add(total, copy, out=self._grad_copies)
+        self._grad_filters.copy_(total)
         if self.first:
             return None
         torch.bmm(self.routed.transpose(1, 2), self.bank, out=self.grad_cols)
