@@ -18,12 +18,12 @@ from jgesr_lightning.regularisers import Proximal, Regulariser
 class ClientModule(LightningModule):
     """Local training problem of one client: ``cross entropy + mu/2 ||x - x_sent||^2 + what the method adds``.
 
-    `x_sent` is a copy taken when a model is received (`receive`, or loading a state dict into the network; at first the
-    network's own initial weights). It never changes while the client trains.
+    `x_sent` is a copy taken when a model is received (`receive`, or loading a state dict into this module or into the
+    network; at first the network's own initial weights). It never changes while the client trains. A state dict holds
+    the network alone; Lightning's checkpoints hold `x_sent` too, so that an interrupted training keeps its anchor.
 
     One module serves many clients in turn: `receive` loads a client's row, and `configure_optimizers` gives the fresh
-    optimizer of that visit. `tie` lays parameters and gradients out as two flat vectors, so that one optimizer step,
-    one penalty and one upload are single vector operations; everything works untied as well.
+    optimizer of that visit.
 
     Args:
         net: network whose forward maps a batch of inputs to class scores.
@@ -31,6 +31,9 @@ class ClientModule(LightningModule):
         lr: learning rate of SGD.
         momentum: momentum of SGD.
         terms: further penalties of the aggregation method.
+
+    Raises:
+        ValueError: a negative or non-finite `proximal_mu`, `lr` or `momentum`.
     """
 
     sent: Tensor
@@ -52,12 +55,11 @@ class ClientModule(LightningModule):
         self.momentum = momentum
         self.terms: tuple[Regulariser, ...] = (*((Proximal(proximal_mu),) if proximal_mu else ()), *terms)
         self.layout = ParameterLayout.of(net)
-        self._row: Tensor | None = None
-        self._flat: Tensor | None = None
-        self._first_grad: Tensor | None = None
+        self._resumed: Tensor | None = None
         self.register_buffer("sent", torch.empty(0), persistent=False)
         self.anchor()
-        net.register_load_state_dict_post_hook(lambda *_: self.anchor())
+        # a bound method, not a closure: a deep copy of this module must anchor itself, not the original
+        net.register_load_state_dict_post_hook(self._loaded)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return class scores (B, classes) of inputs (B, ...)."""
@@ -76,65 +78,36 @@ class ClientModule(LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return a fresh SGD: no state crosses from one client or round to the next."""
-        parameters: list[Any] = [self._flat] if self._tied() else list(self.net.parameters())
-        return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum)
-
-    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: torch.optim.Optimizer) -> None:
-        """Zero the gradients (Lightning's hook), in place where they are one flat vector."""
-        optimizer.zero_grad(set_to_none=not self._tied())
+        return torch.optim.SGD(self.net.parameters(), lr=self.lr, momentum=self.momentum)
 
     @torch.no_grad()
     def anchor(self) -> None:
         """Take the present parameters as the model that was sent, in memory of its own."""
-        present = torch.cat([p.detach().reshape(-1) for p in self.net.parameters()])
+        with torch.inference_mode(False):  # training may follow an evaluation, on the same memory
+            present = self.vector().detach()
         if self.sent.shape == present.shape and self.sent.dtype == present.dtype and self.sent.device == present.device:
             self.sent.copy_(present)
         else:
             self.sent = present
 
-    @torch.no_grad()
     def receive(self, row: Tensor) -> None:
         """Load the model `row` (d,) the server sent; it becomes the anchor of the penalties. `row` is copied."""
-        if self._tied():
-            assert self._row is not None
-            self._row.copy_(row)
-            self.sent.copy_(row[: self.layout.num_parameters])
-        else:
-            self.net.load_state_dict(self.layout.restore(row), strict=False)
+        self.net.load_state_dict(self.layout.restore(row.detach()), strict=False)
 
     def vector(self) -> Tensor:
-        """Return the trained parameters as one vector through which gradients flow."""
-        if self._tied():
-            assert self._flat is not None
-            return self._flat
+        """Return the trained parameters as one new vector, through which gradients flow."""
         return torch.cat([p.reshape(-1) for p in self.net.parameters()])
 
-    @torch.no_grad()
-    def tie(self) -> None:
-        """Make every communicated tensor, and every gradient, a view of one vector. To be called after moving."""
-        tensors = dict(self.net.named_parameters()) | dict(self.net.named_buffers())
-        row = self.layout.flatten(tensors)
-        flat = row[: self.layout.num_parameters].detach().requires_grad_()
-        grad = torch.zeros_like(flat)
-        offset = 0
-        for name, shape in zip(self.layout.names, self.layout.shapes, strict=True):
-            part = slice(offset, offset + shape.numel())
-            tensors[name].data = row[part].view(shape)
-            if offset < self.layout.num_parameters:
-                tensors[name].grad = grad[part].view(shape)
-            offset = part.stop
-        flat.grad = grad
-        self._row, self._flat = row, flat
-        self._first_grad = next(self.net.parameters()).grad
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep the anchor beside the weights (Lightning's hook)."""
+        checkpoint["sent"] = self.sent.clone()
 
-    def _tied(self) -> bool:
-        """Whether `tie` still holds: somebody may have dropped the gradients (zero_grad) since."""
-        if self._flat is None or self._flat.grad is None:
-            return False
-        return next(self.net.parameters()).grad is self._first_grad
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take the anchor up again once the weights are loaded (Lightning's hook, called before that)."""
+        self._resumed = checkpoint.get("sent")
 
-    def _apply(self, fn: Any, recurse: bool = True) -> ClientModule:
-        # moving or converting gives every tensor new memory: the views are gone, to be tied anew
-        self._row = self._flat = self._first_grad = None
-        super()._apply(fn, recurse)
-        return self
+    def _loaded(self, *_: object) -> None:
+        self.anchor()
+        if self._resumed is not None:
+            self.sent = self._resumed.to(self.sent)
+            self._resumed = None

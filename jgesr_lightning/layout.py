@@ -31,7 +31,9 @@ class ParameterLayout:
         """Read the layout off a network."""
         persistent = net.state_dict(keep_vars=True)
         parameters = {name: p for name, p in net.named_parameters() if name in persistent}
-        buffers = {name: b for name, b in persistent.items() if name not in parameters and b.is_floating_point()}
+        # a parameter that two layers share stands under its first name alone
+        shared = {name for name, _ in net.named_parameters(remove_duplicate=False)}
+        buffers = {name: b for name, b in persistent.items() if name not in shared and b.is_floating_point()}
         tensors = {**parameters, **buffers}
         return cls(
             names=tuple(tensors),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -103,7 +104,7 @@ def _flatten(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
         yield prefix.rstrip("."), module
 
 
-def _square(value: int | tuple[int, ...] | None) -> int | None:
+def _square(value: Any) -> int | None:
     """Return the one number of a setting that is the same in both directions, else None."""
     pair = value if isinstance(value, tuple) else (value, value)
     return pair[0] if len(set(pair)) == 1 else None
@@ -119,7 +120,7 @@ def _layer(name: str, module: nn.Module, rest: list[tuple[str, nn.Module]], name
     if kind is nn.Linear:
         relu = _take_relu(rest)
         return Layer(lambda shape, w, dtype, device, first: Linear(shape, relu, *_parts(w), dtype, first), weight, bias)
-    if kind is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
+    if isinstance(module, nn.Flatten) and module.start_dim == 1 and module.end_dim == -1:
         return Layer(lambda shape, w, dtype, device, first: Flatten(shape, dtype, device))
     if kind in (nn.Dropout, nn.Dropout2d):
         p, channels = float(module.p), kind is nn.Dropout2d  # type: ignore[arg-type]

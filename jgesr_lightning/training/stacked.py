@@ -40,9 +40,17 @@ class Batch:
 
 
 class StackedEngine(Engine):
-    """Trains clients in groups that advance together; arguments as those of `SequentialEngine`, and:
+    """Trains clients in groups that advance together.
 
     Args:
+        fabric: this and all but the last as for `SequentialEngine`.
+        client: the one client slot of this process; it gives the network's structure, the penalties and the settings.
+        data: samples of each local client.
+        clients: global index of each local client.
+        num_classes: number of classes.
+        epochs: local epochs a round.
+        batch_size: samples a step.
+        seed: seed of the batches.
         group: clients that advance together; None: all of this process on an accelerator, where the many small
             operations of one client leave the device idle, and one on a CPU, where the buffers of one client fill the
             cache and those of several do not fit (measured).
@@ -71,8 +79,7 @@ class StackedEngine(Engine):
     ) -> None:
         self.layers = layers_of(client.net)
         precision = str(fabric.strategy.precision.precision)
-        if precision == "16-mixed":
-            raise refuse("in 16-mixed precision, which scales its loss")
+        check_precision(precision)
         fabric.setup_module(client)
         self.fabric = fabric
         self.client = client
@@ -88,7 +95,12 @@ class StackedEngine(Engine):
         self.group = group if group is not None else 1 if on_cpu else max(1, len(clients))
         self.evaluation_batch = EVALUATION_BATCH.get(fabric.device.type, 512)
         self.scores = MulticlassStatScores(
-            num_classes, average="micro", multidim_average="samplewise", ignore_index=PADDING, validate_args=False
+            num_classes,
+            average="micro",
+            multidim_average="samplewise",
+            ignore_index=PADDING,
+            validate_args=False,
+            sync_on_compute=False,
         ).to(fabric.device)
         self._train = Samples([(d.train_inputs, d.train_labels) for d in data], self.group > 1)
         self._test = Samples([(d.test_inputs, d.test_labels) for d in data], self.group > 1)
@@ -106,7 +118,7 @@ class StackedEngine(Engine):
         losses = torch.full((len(self.clients),), torch.nan, dtype=torch.float64)
         # clients of like length together; within a group the longest first, so that the active ones are a prefix
         longest_first = sorted(rows, key=lambda row: (-self._steps(row), row))
-        with torch.inference_mode():
+        with torch.no_grad():
             for start in range(0, len(longest_first), self.group):
                 members = longest_first[start : start + self.group]
                 self._train_group(round_number, members, sent, deliver, stopping, losses)
@@ -145,7 +157,7 @@ class StackedEngine(Engine):
             losses[row] = loss / self._steps(row)
             deliver(row, self.layout.restore(space.weights[position]))
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def evaluate(self, models: Tensor) -> tuple[Tensor, Tensor]:
         """See `Engine.evaluate`."""
         accuracy = torch.zeros(len(self.clients), dtype=torch.float64)
@@ -168,6 +180,12 @@ class StackedEngine(Engine):
                 accuracy[row] = right / len(self.data[row].test_labels)
                 loss[row] = nll / len(self.data[row].test_labels)
         return accuracy, loss
+
+
+def check_precision(precision: str) -> None:
+    """Raise ValueError for a precision (Fabric's name) that scales its loss."""
+    if precision == "16-mixed":
+        raise refuse("in 16-mixed precision, which scales its loss")
 
 
 def batches(orders: Sequence[Tensor], size: int, device: torch.device) -> Iterator[Batch]:
@@ -328,7 +346,6 @@ class Step:
         self.weights.add_(direction, alpha=-client.lr)
         return loss
 
-    @torch.inference_mode(False)
     def _penalise(self, client: ClientModule) -> Tensor:
         """Return the penalties (active,) and add their gradients."""
         with torch.enable_grad():

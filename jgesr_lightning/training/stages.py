@@ -180,6 +180,7 @@ class PatchConv(Stage):
                 self._folds.append((target, piece))
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
+        """See `Stage.forward`."""
         assert self.inbox is not None
         if x is not self.inbox:
             self.inbox.copy_(x)
@@ -199,6 +200,7 @@ class PatchConv(Stage):
         return self._out
 
     def backward(self, grad: Tensor) -> Tensor | None:
+        """See `Stage.backward`."""
         self._rest.copy_(grad)
         rest = self.rest
         if self.geometry.relu:
@@ -257,9 +259,11 @@ class LibraryConv(Stage):
         return merged.to(self.dtype).contiguous(memory_format=torch.channels_last)
 
     def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(1, (self.networks, -1)).transpose(0, 1)
+        parts: Tensor = x.unflatten(1, (self.networks, -1))
+        return parts.transpose(0, 1)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
+        """See `Stage.forward`."""
         geometry = self.geometry
         self.x = self._merge(x)
         self.filters = self.weight.flatten(0, 1).to(self.dtype)
@@ -277,6 +281,7 @@ class LibraryConv(Stage):
         return self._split(out)
 
     def backward(self, grad: Tensor) -> Tensor | None:
+        """See `Stage.backward`."""
         geometry = self.geometry
         grad = self._merge(grad)
         if geometry.relu:
@@ -326,6 +331,7 @@ class Linear(Stage):
         self.grad_x = torch.empty(shape if not first else (0,), dtype=dtype, device=weight.device)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
+        """See `Stage.forward`."""
         self.x = x.to(self.dtype)
         self.w = self.weight.to(self.dtype)
         if self.bias is None:
@@ -336,6 +342,7 @@ class Linear(Stage):
         return torch.relu_(self.y) if self.relu else self.y
 
     def backward(self, grad: Tensor) -> Tensor | None:
+        """See `Stage.backward`."""
         if self.relu:
             grad = _threshold_backward(grad.to(self.dtype), self.y, 0, grad_input=self.rest)
         else:
@@ -357,11 +364,13 @@ class Flatten(Stage):
         self.inbox = self.y
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
+        """See `Stage.forward`."""
         if x is not self.y:
             self.y.copy_(x)
         return self._flat
 
     def backward(self, grad: Tensor) -> Tensor:
+        """See `Stage.backward`."""
         return grad.view(self.shape)
 
 
@@ -379,6 +388,7 @@ class Dropout(Stage):
         self.mask = torch.zeros(drawn, dtype=dtype, device=device)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
+        """See `Stage.forward`."""
         self.active = context.training and self.keep < 1
         if not self.active:
             return x
@@ -389,6 +399,7 @@ class Dropout(Stage):
         return x * self.mask
 
     def backward(self, grad: Tensor) -> Tensor:
+        """See `Stage.backward`."""
         return grad * self.mask if self.active else grad
 
 
@@ -402,14 +413,15 @@ class Stateless(Stage):
         self.output = torch.Size((*self.lead, *probe.shape[1:]))
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
+        """See `Stage.forward`."""
         if not context.training:
-            y: Tensor = self.module(x.flatten(0, 1))
-            return y.view(self.output)
+            return torch.reshape(self.module(x.flatten(0, 1)), self.output)
         with torch.enable_grad():
             self.x = x.detach().flatten(0, 1).requires_grad_()
-            self.y = self.module(self.x)
+            self.y: Tensor = self.module(self.x)
         return self.y.detach().reshape(self.output)
 
     def backward(self, grad: Tensor) -> Tensor:
+        """See `Stage.backward`."""
         (grad_x,) = torch.autograd.grad(self.y, self.x, grad.reshape(self.y.shape))
-        return grad_x.unflatten(0, self.lead)
+        return torch.reshape(grad_x, (*self.lead, *grad_x.shape[1:]))
