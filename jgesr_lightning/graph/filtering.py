@@ -35,9 +35,10 @@ def filter_signals(
 ) -> Tensor:
     r"""Return :math:`\arg\min_\Psi \frac{\mu}{2} \|M * \Psi - M * X\|_Z^2 + \alpha\, \mathrm{tr}(\Psi^\top L \Psi)`.
 
-    Without a mask this is the closed form :math:`(Z + \frac{2\alpha}{\mu} L)^{-1} Z X`. Limits: for block-diagonal L and
-    large alpha, each cluster's weighted mean; for :math:`Z = I` and small :math:`c = 2\alpha/\mu`, :math:`X - c L X`,
-    which for the normalised Laplacian and c = 1 is the one-hop filter :math:`D^{-1/2} W D^{-1/2} X`.
+    Without a mask this is the closed form :math:`(Z + \frac{2\alpha}{\mu} L)^{-1} Z X`. Limits: for block-diagonal L
+    and large alpha, each cluster's weighted mean; for :math:`Z = I` and small :math:`c = 2\alpha/\mu`,
+    :math:`X - c L X`, which for the normalised Laplacian and c = 1 is the one-hop filter
+    :math:`D^{-1/2} W D^{-1/2} X`.
 
     With a mask every column has its own system :math:`(M_j Z + \frac{2\alpha}{\mu} L) \psi_j = M_j Z x_j`. Conjugate
     gradients solve them side by side, with the inverse of the system without gaps as preconditioner: a column with p
@@ -62,11 +63,8 @@ def filter_signals(
     F = filter_matrix(W.to(X.device), weights, alpha, mu)
     result = torch.empty_like(X, memory_format=torch.contiguous_format)
     z = weights.to(X.device, torch.float64)[..., None]
-    chunk = (
-        chunk_columns(8 * X.shape[:-1].numel(), X.device)
-        if mask is not None
-        else chunk_columns(X.shape[:-1].numel(), X.device)
-    )
+    copies = 1 if mask is None else 8  # of a chunk, that the conjugate gradients keep
+    chunk = chunk_columns(copies * X.shape[:-1].numel(), X.device)
     L = (2 * alpha / mu) * laplacian(W.to(X.device, torch.float64))
     for begin in range(0, X.shape[-1], chunk):
         columns = slice(begin, begin + chunk)

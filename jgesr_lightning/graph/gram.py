@@ -46,8 +46,31 @@ def gram(X: Tensor, *, minus: Tensor | None = None, mask: Tensor | None = None, 
             part = part - minus[..., columns]
         if mask is not None:
             part = torch.where(mask[..., columns], part, 0)
-        total = total + part @ part.mT
+        total = total + self_product(part)
     return (total + total.mT) / 2
+
+
+def self_product(part: Tensor) -> Tensor:
+    """Return ``part @ part.mT`` in float64; float32 products are summed in float32 on a CPU, in float64 elsewhere.
+
+    On a CPU numpy does it: its matrix product sees that both factors are one and computes half (twice as fast at
+    K = 20). Elsewhere float32 is widened first, since its products may be rounded to ten bits there (TF32).
+    """
+    if part.device.type == "cpu" and not part.requires_grad:
+        array = part.numpy()
+        return torch.from_numpy(array @ array.swapaxes(-1, -2)).to(torch.float64)
+    wide = part.to(torch.float64)
+    return wide @ wide.mT
+
+
+def row_combinations(coefficients: Tensor, part: Tensor) -> Tensor:
+    """Return ``coefficients @ part``, float64 (..., M, K) times (..., K, c), in the dtype of `part`.
+
+    The same division of work as in `self_product`, and for the same reasons.
+    """
+    if part.device.type == "cpu":
+        return torch.from_numpy(coefficients.to(part.dtype).numpy() @ part.numpy())
+    return (coefficients @ part.to(torch.float64)).to(part.dtype)
 
 
 def distances_from_gram(G: Tensor) -> Tensor:

@@ -46,17 +46,17 @@ def learn_graph(sq_distances: Tensor, alpha: float, beta: float, gamma: float) -
 
 
 def learn_arrays(cost: Array, beta: float, start: Array | None = None) -> tuple[Array, int]:
-    r"""Return (W, Newton steps): the minimiser of :math:`\langle w, c \rangle - \beta \sum \log \deg` for (B, K, K) costs.
+    r"""Return (W, Newton steps): the minimiser of :math:`\langle w, c \rangle - \beta \sum \log \deg` for a batch.
 
-    Proximal-point iteration: each round is one exact prox around the last graph, ``rho (w+ - w)`` is what is left of the
-    gradient, and rho falls tenfold a round, which makes convergence superlinear.
+    Proximal-point iteration: each round is one exact prox around the last graph, ``rho (w+ - w)`` is what is left of
+    the gradient, and rho falls tenfold a round, which makes convergence superlinear.
 
     Args:
         cost: c, (B, K, K) symmetric, positive off the diagonal.
         beta: weight of the log barrier.
         start: (B, K, K) graph to start from, such as the solution for neighbouring costs; None: no edges.
     """
-    batch, nodes, _ = cost.shape
+    nodes = cost.shape[-1]
     off = ~np.eye(nodes, dtype=bool)
     # In units where the typical edge costs one and beta is one, the same schedule fits every instance.
     unit = np.median(cost[:, off], axis=-1)[:, None, None]

@@ -88,7 +88,7 @@ def objective_terms(
 
 
 def smoothness(Psi: Tensor, W: Tensor) -> Tensor:
-    r"""Return :math:`\sum_e w_e d_e = \mathrm{tr}(\Psi^\top L \Psi) = \frac12 \mathrm{tr}(W D(\Psi))`: (...,) float64."""
+    r"""Return :math:`\sum_e w_e d_e = \mathrm{tr}(\Psi^\top L \Psi) = \frac12 \mathrm{tr}(W D(\Psi))`: (...,)."""
     centred = _centre(Psi)
     return (centred * (laplacian(W.to(torch.float64)) @ centred)).sum((-1, -2))
 
@@ -96,7 +96,7 @@ def smoothness(Psi: Tensor, W: Tensor) -> Tensor:
 def gradient_signals(
     Psi: Tensor, W: Tensor, received: Tensor, weights: Tensor, mask: Tensor | None, alpha: float, mu: float
 ) -> Tensor:
-    r"""Return :math:`\partial J / \partial \Psi = \mu M * (Z (M * \Psi - X_r)) + 2 \alpha L \Psi`: (..., K, d) float64."""
+    r"""Return :math:`\partial J / \partial \Psi = \mu M * (Z (M * \Psi - X_r)) + 2 \alpha L \Psi`: (..., K, d)."""
     residual = _fidelity_residual(Psi, received, mask) * weights.to(Psi.device, torch.float64)[..., None]
     if mask is not None:
         residual = residual * mask

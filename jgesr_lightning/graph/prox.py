@@ -229,8 +229,7 @@ def _newton_direction(active: npt.NDArray[np.bool_], y: Array, residual: Array) 
     hessian *= active
     hessian.reshape(len(y), -1)[:, :: nodes + 1] = (active @ np.ones(nodes)) * (y * y) + 1
     if nodes < _CHOLESKY_FROM:
-        small: Array = np.linalg.solve(hessian, residual[..., None])[..., 0]
-        return small
+        return np.asarray(np.linalg.solve(hessian, residual[..., None])[..., 0], dtype=np.float64)
     factor, _ = torch.linalg.cholesky_ex(torch.from_numpy(hessian))
     solution: Array = torch.cholesky_solve(torch.from_numpy(residual)[..., None], factor)[..., 0].numpy()
     return solution
@@ -245,5 +244,4 @@ def _direction_by_qr(active: npt.NDArray[np.bool_], y: Array, residual: Array) -
     factor[len(rows) :] = np.eye(size)
     orthogonal, triangle = np.linalg.qr(factor)
     # The least-squares solution of [E; I] u = [0; residual] has the normal equations above.
-    solution: Array = np.linalg.solve(triangle, orthogonal[len(rows) :].T @ residual)
-    return solution
+    return np.asarray(np.linalg.solve(triangle, orthogonal[len(rows) :].T @ residual), dtype=np.float64)
