@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +109,6 @@ def load_study(name: str | Path, overrides: Sequence[str] = ()) -> tuple[str, li
             raise ConfigError(f"{key} cannot be set for all cells of a study: each cell has its own (--only chooses)")
     output = Path(given.pop("output_dir", "runs")) / path.stem
     shared = _dotted(content.get("settings"))
-    cells = []
     axes = (
         _listed(path, content, "seeds", [0]),
         _mapping(path, content, "data", ["mnist"]).items(),
@@ -118,24 +117,33 @@ def load_study(name: str | Path, overrides: Sequence[str] = ()) -> tuple[str, li
         _mapping(path, content, "methods", []).items(),
     )
     several_rates = len(axes[3]) > 1 or axes[3] != [0.0]
+    loaded: dict[tuple[str, str], Config] = {}  # reading files takes its time, and only these two choose settings
+    cells = []
     for seed, (data, data_settings), noise, missing, (label, method) in itertools.product(*axes):
         rate = f"_m{missing}" if several_rates else ""
         cell = f"{data}_s{noise}{rate}_{label}_seed{seed}"
         values = {
             "data.name": data,
-            "channel.noise": noise,
-            "channel.missing_rate": missing,
-            "seed": seed,
             "aggregator.name": method.get("name", label),
             **shared,
             **_dotted(data_settings),
             **{(key if "." in key else f"aggregator.{key}"): value for key, value in method.items() if key != "name"},
             **given,
-            "name": cell,
-            "output_dir": str(output),
         }
-        texts = tuple(f"{key}={_text(value)}" for key, value in values.items())
-        cells.append(Cell(cell, str(content["base"]), texts, load_config(content["base"], texts)))
+        own = {
+            "channel.noise": noise, "channel.missing_rate": missing, "seed": seed, "name": cell,
+            "output_dir": str(output),
+        }  # fmt: skip
+        arguments = tuple(f"{key}={_text(value)}" for key, value in {**values, **own}.items())
+        if (data, label) not in loaded:
+            loaded[data, label] = load_config(content["base"], arguments)
+        try:
+            config = loaded[data, label]
+            channel = replace(config.channel, noise=float(noise), missing_rate=float(missing))
+            config = replace(config, channel=channel, seed=seed, name=cell)
+        except ValueError as error:
+            raise ConfigError(f"{path}: {error}") from None
+        cells.append(Cell(cell, str(content["base"]), arguments, config))
     names = [cell.name for cell in cells]
     twice = next((cell for cell in names if names.count(cell) > 1), None)
     if twice:
@@ -237,7 +245,7 @@ def run_cells(
                 outcome.finished.append(cell.name)
                 say(f"{head}: {_result(cell)}, {duration(seconds)}{_time_left(cells, place)}")
             elif not stop:
-                reason = _last_line(_log(cell)) or "no output"
+                reason = _reason(_log(cell))
                 outcome.failed[cell.name] = f"exit status {status}: {reason}"
                 say(f"{head}: failed, exit status {status}: {reason}")
         outcome.stopped_by = stop.received
@@ -267,7 +275,7 @@ def _run(cell: Cell, command: Sequence[str], lock: int, stop: StopRequest) -> in
                     passed_on = True
                 time.sleep(POLL_SECONDS)
         except BaseException:  # a second Ctrl-C
-            child.kill()
+            os.killpg(child.pid, signal.SIGKILL)  # with the processes that it started for its other devices
             child.wait()
             raise
     return status
@@ -291,9 +299,11 @@ def _log(cell: Cell) -> Path:
     return cell.folder.parent / "logs" / f"{cell.name}.log"
 
 
-def _last_line(path: Path) -> str:
-    lines = path.read_text(errors="replace").split("\n") if path.is_file() else []
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+def _reason(path: Path) -> str:
+    """Return the last line of a log that names an error, else its last line."""
+    text = path.read_text(errors="replace") if path.is_file() else ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no output"]
+    return next((line for line in reversed(lines) if line.startswith("error:")), lines[-1])
 
 
 def _result(cell: Cell) -> str:
@@ -355,8 +365,10 @@ def _listed(path: Path, content: Mapping[str, Any], key: str, default: list[Any]
 def _mapping(path: Path, content: Mapping[str, Any], key: str, default: list[Any]) -> dict[str, dict[str, Any]]:
     """Return name -> settings, from a mapping or a plain list of names."""
     values = content.get(key, default)
-    found = values if isinstance(values, dict) else dict.fromkeys(values if isinstance(values, list) else [values])
-    if not found or not all(value is None or isinstance(value, dict) for value in found.values()):
+    names = values if isinstance(values, (list, dict)) else [values]
+    wrong = not names or any(isinstance(name, (list, dict)) or name is None for name in names)
+    found = names if isinstance(names, dict) else {} if wrong else dict.fromkeys(names)
+    if wrong or not all(value is None or isinstance(value, dict) for value in found.values()):
         raise ConfigError(f"{path}: {key} must be a list of names, or name: {{settings}}")
     return {str(name): value or {} for name, value in found.items()}
 
@@ -408,3 +420,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if outcome.stopped_by:
         print(f"stopped by {outcome.stopped_by}; the same command goes on from here", file=sys.stderr)
     return 1 if outcome.failed or outcome.stopped_by else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
