@@ -98,7 +98,8 @@ def layers_of(net: nn.Module) -> list[Layer]:
 
 def _flatten(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
     if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
-        for name, child in module.named_children():
+        for name, child in module._modules.items():  # `named_children` passes over a layer's second use
+            assert child is not None
             yield from _flatten(child, f"{prefix}{name}.")
     else:
         yield prefix.rstrip("."), module

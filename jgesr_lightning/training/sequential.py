@@ -114,8 +114,8 @@ class SequentialEngine(Engine):
                 data.test_inputs.split(EVALUATION_BATCH), data.test_labels.split(EVALUATION_BATCH), strict=True
             )
             for inputs, labels in batches:
-                with self.fabric.autocast():
-                    scores = self.client(inputs)
+                with self.fabric.autocast():  # the wrapped module would round its scores to float32
+                    scores = self.client(self.fabric.strategy.precision.convert_input(inputs))
                 self.accuracy.update(scores, labels)
                 total += cross_entropy(scores.to(total.dtype), labels, reduction="sum")
             accuracy[row] = self.accuracy.compute()

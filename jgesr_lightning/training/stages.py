@@ -419,7 +419,7 @@ class Stateless(Stage):
         with torch.enable_grad():
             self.x = x.detach().flatten(0, 1).requires_grad_()
             self.y: Tensor = self.module(self.x)
-        return self.y.detach().reshape(self.output)
+        return torch.reshape(self.y.detach(), self.output)
 
     def backward(self, grad: Tensor) -> Tensor:
         """See `Stage.backward`."""
