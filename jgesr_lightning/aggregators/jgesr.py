@@ -72,7 +72,8 @@ class JGESR(Aggregator):
         whole("max_iter", max_iter, at_least=1)
         one_of("fidelity", fidelity, FIDELITIES)
         one_of("step", step, STEPS)
-        one_of("accelerated", accelerated, (True, False))
+        if not isinstance(accelerated, bool):
+            raise ValueError(f"accelerated is {accelerated!r}; it must be true or false")
         one_of("init", init, INITS)
         one_of("graph_scope", graph_scope, SCOPES)
         self.penalties = Penalties(alpha, beta, gamma, mu)

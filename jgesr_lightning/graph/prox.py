@@ -31,6 +31,7 @@ Array = npt.NDArray[np.float64]
 
 _EPS = float(np.finfo(np.float64).eps)
 _MAX_STEPS = 200
+_STIFF = 10.0  # largest y from which a start out of balance is led to the solution
 _CHOLESKY_FROM = 64  # nodes from which half the operations matter more than a second library's overhead
 
 
@@ -89,7 +90,7 @@ def prox_arrays(
         t -= gamma / math.sqrt(beta * rho)
     t.reshape(len(t), -1)[:, :: t.shape[-1] + 1] = -np.inf  # so that max(0, .) leaves the diagonal of v at zero
     y = _start(t) if dual is None else dual / math.sqrt(beta * rho)
-    v, y, steps = _newton(t, y)
+    v, y, steps = _solve_unit(t, y)
     v *= scale
     y *= math.sqrt(beta * rho)
     return v, y, steps
@@ -121,30 +122,43 @@ def _shifted(t: Array, c: Array) -> Array:
     return result
 
 
-def _newton(t: Array, c: Array) -> tuple[Array, Array, int]:
-    """Return (v, y, steps) of the unit problem, from y = c.
+def _solve_unit(t: Array, y: Array) -> tuple[Array, Array, int]:
+    """Return (v, y, Newton steps) of the unit problem, from y.
 
-    The unknown is the difference from c, so that what Newton adds is as exact as it is small; where it turns out not to
-    be small, a second pass starts from where the first one ended.
+    Where edges are expensive, |t| large, the dual is stiff: v is a small difference of large y, and Newton's steps from
+    afar are short. Such a start is led there by proximal-point rounds, ``+ kappa/2 ||v - last v||^2``: the first kappa
+    makes the problem one with |t| about one, and each later one is a hundredth.
     """
     steps = 0
+    largest = float(y.max())
+    kappa = 0.0
+    if largest > _STIFF:
+        balance = y * np.maximum(t + y[:, :, None] + y[:, None, :], 0).sum(-1)  # one at the solution
+        kappa = largest**2 if float(np.abs(1 - balance).max()) > 0.5 else 0.0
+    v = np.zeros_like(t)
+    while kappa > 1:
+        scale = math.sqrt(1 + kappa)
+        _, v, y, taken = _newton((t + kappa * v) / scale, y / scale, loose=True)
+        v, y, steps, kappa = v / scale, y * scale, steps + taken, kappa / 100
+    # The unknown is the difference from where Newton starts, so that what it adds is as exact as it is small; where it
+    # turns out not to be small, another pass starts from where the last one ended.
     for _ in range(4):
-        base = _shifted(t, c) if float(c.max()) > 8 else t + c[:, :, None] + c[:, None, :]
-        delta, v, y, taken = _newton_pass(base, c)
+        delta, v, y, taken = _newton(t, y)
         steps += taken
         if float((np.abs(delta) * y).max()) <= 256:  # rounding of v, relative to 1/y, below 1e-13
             break
-        c = y
     return v, y, steps
 
 
-def _newton_pass(base: Array, c: Array) -> tuple[Array, Array, Array, int]:
+def _newton(t: Array, c: Array, *, loose: bool = False) -> tuple[Array, Array, Array, int]:
+    """Return (y - c, v, y, steps) of the unit problem, from y = c."""
+    base = _shifted(t, c) if float(c.max()) > 8 else t + c[:, :, None] + c[:, None, :]
     ones = np.ones(base.shape[-1])
     delta = np.zeros_like(c)
     y, v = c, np.maximum(base, 0)
     residual = 1 - y * (v @ ones)  # the gradient, times y
     worst = float(np.abs(residual).max())
-    tolerance = 1e-14 + _EPS * len(ones) / 8
+    tolerance = 0.1 if loose else 1e-14 + _EPS * len(ones) / 8
     best, stalled = math.inf, 0
     for steps in range(_MAX_STEPS):
         if worst <= tolerance:
@@ -157,8 +171,7 @@ def _newton_pass(base: Array, c: Array) -> tuple[Array, Array, Array, int]:
         u = _newton_direction(v > 0, y, residual)
         shortest = float(u.min())
         size = np.ones((len(u), 1)) if shortest > -0.9 else np.minimum(1, 0.9 / np.maximum(-u.min(-1), 0.9))[:, None]
-        step = u if shortest > -0.9 else size * u
-        state = _move(base, delta, y, step, ones)
+        state = _move(base, delta, y, u if shortest > -0.9 else size * u, ones)
         if state.worst > worst / 4:
             state = _line_search(base, delta, y, v, residual, u, size, state)
         delta, y, v, residual, worst = state

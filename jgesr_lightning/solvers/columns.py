@@ -1,9 +1,9 @@
 r"""Entries missing: the iteration in d-space, one fused pass over the columns a step.
 
 A step reads Psi, X_r and M once and writes the new Psi once, chunk by chunk, and takes from each chunk while it is in
-the cache the Gram matrix of the new Psi (for its distances), the length of the step and the fidelity residual of the old
-Psi. Two buffers of the size of the models alternate, so that a refused or non-finite step leaves the last one untouched;
-there is nothing of size K x K x d, and the mask stays bool.
+the cache the Gram matrix of the new Psi (for its distances), the length of the step and the fidelity residual of the
+old Psi. Two buffers of the size of the models alternate, so that a refused or non-finite step leaves the last one
+untouched; there is nothing of size K x K x d, and the mask stays bool.
 
 Psi is held less one row r that all share: neither L nor the difference Psi - X_r sees it, and in float32 it would cost
 the digits of what the clients' models differ by.
