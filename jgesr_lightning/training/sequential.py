@@ -54,6 +54,7 @@ class SequentialEngine(Engine):
         self.batch_size = batch_size
         self.seed = seed
         self.module = fabric.setup_module(client)
+        self._convert = fabric.strategy.precision.convert_input
         if fabric.device.type == "cpu":
             # the library's convolutions are up to 1.4 times as fast with channels innermost; state dicts are the same
             client.net.to(memory_format=torch.channels_last)
@@ -93,12 +94,17 @@ class SequentialEngine(Engine):
         for order in orders.to(self.fabric.device, non_blocking=True):
             for step, index in enumerate(order.split(self.batch_size)):
                 batch = data.train_inputs.index_select(0, index), data.train_labels.index_select(0, index)
-                loss = self.module.training_step(batch, step)
+                loss = self._loss(batch, step)
                 self.fabric.backward(loss)
                 optimizer.step()
                 optimizer.zero_grad()
                 total += loss.detach()
         return float(total) / (self.epochs * -(-data.size // self.batch_size))
+
+    def _loss(self, batch: tuple[Tensor, Tensor], step: int) -> Tensor:
+        # where the strategy leaves the module unwrapped, Fabric's wrapper applies no precision to training_step
+        with self.fabric.autocast():
+            return self.client.training_step(self._convert(batch), step)
 
     @torch.inference_mode()
     def evaluate(self, models: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,8 +120,8 @@ class SequentialEngine(Engine):
                 data.test_inputs.split(EVALUATION_BATCH), data.test_labels.split(EVALUATION_BATCH), strict=True
             )
             for inputs, labels in batches:
-                with self.fabric.autocast():  # the wrapped module would round its scores to float32
-                    scores = self.client(self.fabric.strategy.precision.convert_input(inputs))
+                with self.fabric.autocast():
+                    scores = self.client(self._convert(inputs))
                 self.accuracy.update(scores, labels)
                 total += cross_entropy(scores.to(total.dtype), labels, reduction="sum")
             accuracy[row] = self.accuracy.compute()

@@ -267,7 +267,7 @@ def test_unsupported_layers_are_refused_by_name(net, name):
 
 def test_shared_and_frozen_weights_are_refused():
     layer = nn.Linear(144, 144)
-    with pytest.raises(ValueError, match="'2'.*shares its weights"):
+    with pytest.raises(ValueError, match=r"'2'.*shares its weights"):
         make_engine(StackedEngine, nn.Sequential(nn.Flatten(), layer, layer), make_data())
     layer.bias.requires_grad_(False)
     with pytest.raises(ValueError, match=r"frozen parameter '1\.bias'"):
