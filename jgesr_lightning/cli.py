@@ -74,9 +74,12 @@ def train(arguments: Sequence[str]) -> int:
     from jgesr_lightning.data import DataError
     from jgesr_lightning.federation import NonFiniteError
     from jgesr_lightning.runtime.checkpoint import CheckpointError
+    from jgesr_lightning.runtime.launch import first_process
 
     try:
-        return exit_status(experiment.run(config))
+        result = experiment.run(config)
+        # the first process's status is the run's: whoever started the others would take theirs for a crash
+        return exit_status(result) if first_process() else 0
     except DataError as error:
         raise ConfigError(error) from None
     except (CheckpointError, NonFiniteError, OSError) as error:

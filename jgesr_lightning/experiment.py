@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import sys
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,15 +22,23 @@ from jgesr_lightning.callbacks.progress import Progress
 from jgesr_lightning.callbacks.wandb_log import WandbLog
 from jgesr_lightning.channel import Uplink, noise_std_for
 from jgesr_lightning.client import ClientModule
-from jgesr_lightning.config import Config, ConfigError, to_dict, to_yaml
+from jgesr_lightning.config import Config, ConfigError, load_config, to_dict, to_yaml
 from jgesr_lightning.data import FederatedDataModule
 from jgesr_lightning.federation import Federation, FederationState, NonFiniteError
 from jgesr_lightning.layout import ParameterLayout
 from jgesr_lightning.models import build_model
 from jgesr_lightning.runtime import checkpoint
 from jgesr_lightning.runtime.files import InUseError, locked, move_aside, write_text
-from jgesr_lightning.runtime.launch import LaunchError, build_fabric, first_process, plan
-from jgesr_lightning.runtime.sharding import Sharding, assign
+from jgesr_lightning.runtime.launch import (
+    OURSELVES,
+    Launch,
+    LaunchError,
+    build_fabric,
+    first_process,
+    plan,
+    started_by_fabric_run,
+)
+from jgesr_lightning.runtime.sharding import PeerLostError, Sharding, assign, talking
 from jgesr_lightning.runtime.signals import StopRequest
 from jgesr_lightning.training import ClientData, build_engine
 
@@ -45,7 +55,7 @@ class Result:
     """How a run ended.
 
     Attributes:
-        status: "finished" or "stopped".
+        status: "finished", "stopped", or, on the other processes of a run that the first one accounts for, "failed".
         folder: where its files are.
         rounds_done: rounds completed.
         reason: the signal that stopped it, or an empty string.
@@ -55,6 +65,21 @@ class Result:
     folder: Path
     rounds_done: int
     reason: str = ""
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What the first process found when it opened the run's folder, for all processes.
+
+    Attributes:
+        source: checkpoint to go on from, or None.
+        finished: whether there is nothing left to do.
+        refusal: why the run cannot be, or an empty string.
+    """
+
+    source: Path | None = None
+    finished: bool = False
+    refusal: str = ""
 
 
 def run(config: Config) -> Result:
@@ -67,6 +92,7 @@ def run(config: Config) -> Result:
         DataError: the data cannot be had, or cannot be partitioned as asked.
         NonFiniteError: an upload or an aggregate was not finite; what was reached is saved.
         CheckpointError: a checkpoint could not be written or read; the former one is kept.
+        PeerLostError: another process of the run is gone.
     """
     try:
         launch = plan(config.runtime.accelerator, config.runtime.devices, config.runtime.num_nodes, config.clients)
@@ -75,17 +101,56 @@ def run(config: Config) -> Result:
     data = _data(config)
     folder = run_folder(config)
     if not first_process():
-        return _run(config, folder, data, None, launch)
+        try:
+            return _run(config, folder, data, None, launch)
+        except (ConfigError, NonFiniteError, checkpoint.CheckpointError, PeerLostError):
+            # the first process has the same error, or is the one that was lost: one line is enough
+            return Result("failed", folder, 0)
+    with ExitStack() as held:
+        opening = _open(config, folder, held)
+        if launch.launcher != OURSELVES:
+            return _run(config, folder, data, opening, launch)
+        early = _outcome(opening, config, folder)  # before the other processes are started
+        return early or _run(config, folder, data, opening, launch)
+
+
+def _open(config: Config, folder: Path, held: ExitStack) -> Opening:
+    """Lock the run's folder for as long as `held` lasts, and make it ready; refusals are returned, not raised."""
     try:
-        with locked(folder.parent / f".{folder.name}.lock"):
-            resumed = _resumable(config, folder)
-            if resumed is not None and resumed[1]["round"] == config.rounds and resumed[0].parent.parent == folder:
-                _say(f"{folder} is finished already ({config.rounds} rounds); nothing to do")
-                return Result("finished", folder, config.rounds)
-            _prepare_folder(config, folder, resumed)
-            return _run(config, folder, data, None if resumed is None else resumed[0], launch)
+        held.enter_context(locked(folder.parent / f".{folder.name}.lock"))
+        resumed = _resumable(config, folder)
+        if resumed is not None and resumed[1]["round"] == config.rounds and _is_finished(folder, resumed[0]):
+            return Opening(finished=True)
+        _prepare_folder(config, folder, resumed)
     except InUseError as error:
-        raise ConfigError(f"{folder} is in use by another run ({error}); choose another name=") from error
+        return Opening(refusal=f"{folder} is in use by another run ({error}); choose another name=")
+    except (ConfigError, OSError) as error:
+        return Opening(refusal=str(error))
+    return Opening(None if resumed is None else resumed[0])
+
+
+def _outcome(opening: Opening, config: Config, folder: Path) -> Result | None:
+    """Return the result where there is nothing to do, None where there is; raises where the run cannot be."""
+    if opening.refusal:
+        raise ConfigError(opening.refusal)
+    if not opening.finished:
+        return None
+    if first_process():
+        _say(f"{folder} is finished already ({config.rounds} rounds); nothing to do")
+    return Result("finished", folder, config.rounds)
+
+
+def _is_finished(folder: Path, found: Path) -> bool:
+    """Whether the checkpoint `found` is this folder's and its run said that it had ended."""
+    try:
+        status = json.loads((folder / "summary.json").read_text())["status"]
+    except (OSError, ValueError, KeyError):
+        return False
+    return status == "finished" and _lies_in(found, folder)
+
+
+def _lies_in(path: Path, folder: Path) -> bool:
+    return folder.resolve() in path.resolve().parents
 
 
 def run_folder(config: Config) -> Path:
@@ -124,21 +189,32 @@ def _resumable(config: Config, folder: Path) -> tuple[Path, dict[str, Any]] | No
         found = source
     if found is None:
         if config.resume == "auto":
+            _check_unsaved(config, folder)
             return None
         raise ConfigError(f"resume is {config.resume!r}, but there is no checkpoint in it")
     try:
         shared = checkpoint.read_shared(found)
     except checkpoint.CheckpointError as error:
         raise ConfigError(error) from error
-    differing = _differences(shared["config"], to_dict(config))
-    if differing:
-        raise ConfigError(
-            f"{found} was written with other settings ({'; '.join(differing)}); "
-            f"use the same ones, or choose another name= and leave out resume"
-        )
+    _check_same(shared["config"], config, found)
     if shared["round"] > config.rounds:
         raise ConfigError(f"rounds is {config.rounds}, but {found} has had {shared['round']} already")
     return found, shared
+
+
+def _check_unsaved(config: Config, folder: Path) -> None:
+    """Raise ConfigError where a run of other settings began in `folder` but saved nothing yet."""
+    if (folder / "config.yaml").is_file():
+        _check_same(to_dict(load_config(folder / "config.yaml")), config, folder)
+
+
+def _check_same(former: dict[str, Any], config: Config, where: Path) -> None:
+    differing = _differences(former, to_dict(config))
+    if differing:
+        raise ConfigError(
+            f"{where} was written with other settings ({'; '.join(differing)}); "
+            f"use the same ones, or choose another name= and leave out resume"
+        )
 
 
 def _differences(former: dict[str, Any], present: dict[str, Any], prefix: str = "") -> list[str]:
@@ -159,7 +235,8 @@ def _differences(former: dict[str, Any], present: dict[str, Any], prefix: str = 
 
 def _prepare_folder(config: Config, folder: Path, resumed: tuple[Path, dict[str, Any]] | None) -> None:
     """Make the run's folder; a former run that is not to be continued is kept beside it."""
-    continued = resumed is not None and folder in resumed[0].parents
+    # with nothing saved, resume=auto begins again where it left off: at the start, in the same folder
+    continued = config.resume == "auto" or (resumed is not None and _lies_in(resumed[0], folder))
     if not continued and any((folder / name).exists() for name in ("config.yaml", "summary.json", "checkpoint")):
         aside = move_aside(folder)
         _say(f"{folder} held a run already; it is kept as {aside}")
@@ -167,7 +244,7 @@ def _prepare_folder(config: Config, folder: Path, resumed: tuple[Path, dict[str,
     write_text(folder / "config.yaml", to_yaml(config))
 
 
-def _run(config: Config, folder: Path, data: FederatedDataModule, source: Path | None, launch: Any) -> Result:
+def _run(config: Config, folder: Path, data: FederatedDataModule, opening: Opening | None, launch: Launch) -> Result:
     if config.deterministic:
         _make_deterministic()
     dtype = DTYPES[config.runtime.precision]
@@ -189,8 +266,14 @@ def _run(config: Config, folder: Path, data: FederatedDataModule, source: Path |
     callbacks = [orchestrator, Progress(), files, wandb_log, saver]
     fabric = build_fabric(launch, config.runtime.precision, callbacks)
     with StopRequest() as stop:
-        fabric.launch()
-        source = fabric.broadcast(source)
+        if not started_by_fabric_run():
+            fabric.launch()
+        with talking():
+            agreed = fabric.broadcast(opening)
+        assert agreed is not None  # the first process sent its own
+        early = _outcome(agreed, config, folder)
+        if early:
+            return early
         sharding = Sharding(owners, layout.size, fabric.global_rank, fabric.device)
         aggregator = build_aggregator(config.aggregator.name, **config.aggregator.settings).to(fabric.device)
         client = ClientModule(
@@ -240,7 +323,7 @@ def _run(config: Config, folder: Path, data: FederatedDataModule, source: Path |
             write_partition(folder / "partition.csv", *table)
             _announce(config, folder, launch, engine.name, reason, layout)
         try:
-            return _drive(config, folder, federation, source, files, saver)
+            return _drive(config, folder, federation, agreed.source, files, saver)
         finally:
             wandb_log.close(exit_code=1)  # where the run has not ended it in order
 
@@ -326,7 +409,7 @@ def _wandb(config: Config, folder: Path, table: tuple[list[str], list[list[Any]]
     )
 
 
-def _announce(config: Config, folder: Path, launch: Any, engine: str, reason: str, layout: ParameterLayout) -> None:
+def _announce(config: Config, folder: Path, launch: Launch, engine: str, reason: str, layout: ParameterLayout) -> None:
     _say(
         f"{config.aggregator.name} on {config.data.name}: {config.clients} clients, {config.rounds} rounds, "
         f"noise {config.channel.noise:g}, missing {config.channel.missing_rate:g}, seed {config.seed}; "

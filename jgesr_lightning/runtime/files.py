@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
+
+logger = logging.getLogger(__name__)
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
@@ -53,6 +57,8 @@ class InUseError(RuntimeError):
 def locked(path: Path) -> Iterator[None]:
     """Hold an exclusive lock on the file `path` (made if need be); the system lets go of it if the process dies.
 
+    Some network file systems have no locks: there a line says so, and nothing is held.
+
     Raises:
         InUseError: somebody else holds it; nothing waits.
     """
@@ -60,11 +66,13 @@ def locked(path: Path) -> Iterator[None]:
     with open(path, "a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             file.seek(0)
             raise InUseError(file.read().strip()) from error
+        except OSError as error:
+            logger.warning("%s cannot be locked (%s): make sure that no other run uses the same folder", path, error)
         file.truncate(0)
-        file.write(f"process {os.getpid()}")
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
         file.flush()
         yield
 

@@ -6,11 +6,25 @@ No process holds more than its share of the K x d matrix: rows travel to columns
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+
+class PeerLostError(ConnectionError):
+    """Another process of the run is gone; what went wrong is for that one to say."""
+
+
+@contextmanager
+def talking() -> Iterator[None]:
+    """Turn the failure of a collective, which comes as a bare RuntimeError, into a `PeerLostError`."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerLostError(f"lost another process of this run ({str(error).splitlines()[0]})") from error
 
 
 def assign(loads: Sequence[float], world_size: int) -> list[list[int]]:
@@ -83,9 +97,10 @@ class Sharding:
         mine, width = len(self.clients), widths[self.rank]
         outgoing = torch.cat([part.reshape(-1) for part in self._wire(rows).split(widths, dim=1)])
         incoming = outgoing.new_empty(self.num_clients * width)
-        dist.all_to_all_single(
-            incoming, outgoing, [len(clients) * width for clients in self.owners], [mine * w for w in widths]
-        )
+        with talking():
+            dist.all_to_all_single(
+                incoming, outgoing, [len(clients) * width for clients in self.owners], [mine * w for w in widths]
+            )
         columns = incoming.view(self.num_clients, width)
         ordered = torch.empty_like(columns)
         ordered[self._arrival] = columns
@@ -99,19 +114,25 @@ class Sharding:
         mine, width = len(self.clients), widths[self.rank]
         outgoing = self._wire(columns)[self._arrival].reshape(-1)
         incoming = outgoing.new_empty(mine * self.size)
-        dist.all_to_all_single(
-            incoming, outgoing, [mine * w for w in widths], [len(clients) * width for clients in self.owners]
-        )
+        with talking():
+            dist.all_to_all_single(
+                incoming, outgoing, [mine * w for w in widths], [len(clients) * width for clients in self.owners]
+            )
         parts = incoming.split([mine * w for w in widths])
         rows = torch.cat([part.view(mine, w) for part, w in zip(parts, widths, strict=True)], dim=1)
         return rows.to(columns.dtype)
 
     def sum(self, partial: Tensor) -> Tensor:
-        """Return the sum of `partial` over all processes, the same bits on each, where `partial` lives."""
+        """Return the sum of `partial` over all processes, the same bits on each, where `partial` lives.
+
+        Raises:
+            PeerLostError: another process is gone; so do all that move or sum.
+        """
         if self.world_size == 1:
             return partial
         total = partial.detach().to(self.device, copy=True).contiguous()
-        dist.all_reduce(total)
+        with talking():
+            dist.all_reduce(total)
         return total.to(partial.device)
 
     def gather(self, values: Tensor) -> Tensor:
