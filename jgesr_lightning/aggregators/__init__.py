@@ -28,6 +28,9 @@ _REGISTRY = {  # the name that configurations use: the module and class, importe
     "cfl": "cfl.CFL",
     "fedamp": "fedamp.FedAMP",
     "pfedgraph": "pfedgraph.PFedGraph",
+    "two_step": "two_step.TwoStep",
+    "jgesr": "jgesr.JGESR",
+    "graph_filter": "graph_filter.GraphFilter",
     "median": "median.Median",
 }
 

@@ -43,10 +43,13 @@ def reduced_gram(
 
 
 def sq_distances(models: Tensor, reduce: Reduce) -> Tensor:
-    """Return (P, P) float64 squared Euclidean distances between the rows of `models` (P, d), on the CPU."""
+    """Return (P, P) float64 squared Euclidean distances between the rows of `models` (P, d), on the CPU.
+
+    Distances beyond 1e300 are 1e300, so that they stay finite.
+    """
     # Relative to the first model, so that what all have in common does not eat the digits.
     found, scale = reduced_gram(models, reduce, minus=models[0])
-    return distances_from_gram(found) * scale * scale
+    return (distances_from_gram(found) * scale * scale).clamp_max(1e300)
 
 
 def cosines(models: Tensor, reduce: Reduce, *, minus: Tensor | None = None) -> Tensor:

@@ -232,9 +232,13 @@ def test_huge_and_tiny_models_give_no_nan(name, missing, dtype, size):
     extreme = round_of(dtype=torch.float64, missing=missing)
     for key in ("received", "previous", "initial"):
         extreme[key] = (extreme[key] * size).to(dtype)
-    out = build(name)(**extreme)
-    assert torch.isfinite(out.models).all(), out.info
-    assert torch.isfinite(out.graph).all()
+    try:
+        out = build(name)(**extreme)
+    except ValueError as error:
+        assert size == 1e160, "only squares beyond float64 may be refused, by name"
+        assert "received" in str(error)
+    else:
+        assert torch.isfinite(out.models).all() and torch.isfinite(out.graph).all()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -277,7 +281,7 @@ def test_columns_shared_out_over_processes(name, missing, some_absent):
         assert_same(run_sharded(lambda: build(name), **whole, bounds=bounds), expected, tolerance=1e-8)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("two_step", "jgesr")])  # they refuse 1e160
 def test_huge_models_shared_out_over_processes(name):
     huge = round_of()
     for key in ("received", "previous", "initial"):

@@ -1,0 +1,64 @@
+"""Plain graph filter: the graph is learnt once from the uploads, which are then smoothed over it; no joint step."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from jgesr_lightning.aggregators.base import Aggregate, Aggregator, Upload, complete
+from jgesr_lightning.aggregators.geometry import sq_distances
+from jgesr_lightning.checks import number, one_of
+from jgesr_lightning.graph import filter_signals, learn_graph
+
+
+class GraphFilter(Aggregator):
+    r"""One pass of graph learning (Kalofolias, AISTATS 2016) and one of graph filtering: an ablation of `jgesr`.
+
+    .. math::
+        W = \arg\min_{w \ge 0} \alpha \langle w, d(X) \rangle - \beta \sum_k \log \deg_k(w) + \gamma 1^\top w, \qquad
+        \Psi = (Z + \tfrac{2\alpha}{\mu} L)^{-1} Z X
+
+    Missing entries carry no fidelity: Psi minimises ``mu/2 ||M * (Psi - X)||_Z^2 + alpha tr(Psi' L Psi)``, and a gap is
+    filled by the neighbours. A coordinate that nobody delivered keeps its previous value.
+
+    Args:
+        alpha, beta, gamma, mu: as in `jgesr`.
+        fidelity: Z, as in `jgesr`: "shares" (diag(zeta)), "scaled" (P zeta for P participants) or "uniform" (identity).
+    """
+
+    name: ClassVar[str] = "graph_filter"
+    mixing: ClassVar[bool] = False
+    min_clients: ClassVar[int] = 2
+
+    def __init__(
+        self,
+        alpha: float = 0.05,
+        beta: float = 1.0,
+        gamma: float = 1.0,
+        mu: float = 1.0,
+        fidelity: str = "shares",
+    ) -> None:
+        super().__init__()
+        number("alpha", alpha, at_least=0)
+        number("beta", beta, above=0)
+        number("gamma", gamma, at_least=0)
+        number("mu", mu, above=0)
+        one_of("fidelity", fidelity, ("shares", "scaled", "uniform"))
+        self.alpha, self.beta, self.gamma, self.mu, self.fidelity = alpha, beta, gamma, mu, fidelity
+
+    def aggregate(self, upload: Upload) -> Aggregate:
+        """Return the filtered models and the learnt graph."""
+        count = len(upload.clients)
+        models = upload.received if upload.mask is None else complete(upload)
+        graph = learn_graph(sq_distances(models, upload.reduce), self.alpha, self.beta, self.gamma)
+        fidelity = {
+            "shares": upload.weights,
+            "scaled": count * upload.weights,
+            "uniform": torch.ones_like(upload.weights),
+        }[self.fidelity]
+        smooth = filter_signals(models, graph, fidelity, self.alpha, self.mu, mask=upload.mask, start=models)
+        if upload.mask is not None:
+            smooth = torch.where(upload.mask.any(0), smooth, models)
+        info = {"edges": int((graph > 0).sum()) // 2, "fidelity": self.fidelity}
+        return Aggregate(smooth, graph, info)
