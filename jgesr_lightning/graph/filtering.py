@@ -98,7 +98,11 @@ def solve_columns(L: Tensor, preconditioner: Tensor, z: Tensor, arrived: Tensor,
     ahead = preconditioner @ residual
     direction = ahead
     energy = (residual * ahead).sum(-2, keepdim=True)
-    goal = 1e-30 * energy + torch.finfo(energy.dtype).tiny
+    # Below this a residual is the rounding of the terms it is the difference of; following it would lead astray where
+    # the system is singular (a part of the graph that delivered nothing of a column).
+    terms = (scale * (x.abs() + psi.abs()) + L.abs() @ psi.abs()).square().sum(-2, keepdim=True)
+    bound = preconditioner.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]  # on its largest eigenvalue
+    goal = (4 * torch.finfo(energy.dtype).eps) ** 2 * bound * terms
     for _ in range(x.shape[-2] + 5):
         if not bool((energy > goal).any()):
             break

@@ -67,7 +67,8 @@ def check_square(name: str, matrix: Tensor) -> tuple[tuple[int, ...], int]:
         raise ValueError(f"{name} must have shape (..., K, K); got {tuple(matrix.shape)}")
     if matrix.shape[-1] < 2:
         raise ValueError(f"{name}: a graph needs at least 2 nodes; got {matrix.shape[-1]}")
-    if not bool(torch.isfinite(matrix - torch.diag_embed(matrix.diagonal(dim1=-2, dim2=-1))).all()):
+    diagonal = torch.eye(matrix.shape[-1], dtype=torch.bool, device=matrix.device)
+    if not bool((torch.isfinite(matrix) | diagonal).all()):
         raise ValueError(f"{name} holds values that are not finite")
     return tuple(matrix.shape[:-2]), matrix.shape[-1]
 
@@ -152,7 +153,7 @@ def _solve_unit(t: Array, y: Array) -> tuple[Array, Array, int]:
 
 def _newton(t: Array, c: Array, *, loose: bool = False) -> tuple[Array, Array, Array, int]:
     """Return (y - c, v, y, steps) of the unit problem, from y = c."""
-    base = _shifted(t, c) if float(c.max()) > 8 else t + c[:, :, None] + c[:, None, :]
+    base = _shifted(t, c) if float(c.max()) > 8 else t + (c[:, :, None] + c[:, None, :])
     ones = np.ones(base.shape[-1])
     delta = np.zeros_like(c)
     y, v = c, np.maximum(base, 0)
@@ -189,8 +190,8 @@ class _State(NamedTuple):
 def _move(base: Array, delta: Array, y: Array, step: Array, ones: Array) -> _State:
     delta = delta + step * y
     y = y + step * y
-    v = base + delta[:, :, None]
-    v += delta[:, None, :]
+    v = delta[:, :, None] + delta[:, None, :]  # first, so that v is exactly symmetric
+    v += base
     np.maximum(v, 0, out=v)
     residual = 1 - y * (v @ ones)
     return _State(delta, y, v, residual, float(np.abs(residual).max()))

@@ -1,0 +1,94 @@
+"""Graph filtering: the closed form, its limits, and the systems of columns with gaps."""
+
+import pytest
+import torch
+
+from jgesr_lightning.graph import (
+    filter_signals,
+    from_upper_triangle,
+    gradient_signals,
+    laplacian,
+    normalized_adjacency,
+)
+
+
+def instance(nodes: int = 6, size: int = 40) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    X = torch.randn(nodes, size, dtype=torch.float64, generator=generator)
+    W = from_upper_triangle(torch.rand(nodes * (nodes - 1) // 2, dtype=torch.float64, generator=generator), nodes)
+    z = torch.rand(nodes, dtype=torch.float64, generator=generator) + 0.05
+    return X, W, z
+
+
+def test_closed_form() -> None:
+    X, W, z = instance()
+    alpha, mu = 0.7, 1.9
+    expected = torch.linalg.solve(torch.diag(z) + 2 * alpha / mu * laplacian(W), torch.diag(z) @ X)
+    torch.testing.assert_close(filter_signals(X, W, z, alpha, mu), expected)
+    torch.testing.assert_close(filter_signals(X.float(), W, z, alpha, mu), expected.float())
+
+
+def test_is_the_minimiser_for_a_fixed_graph() -> None:
+    X, W, z = instance()
+    psi = filter_signals(X, W, z, 0.7, 1.9)
+    assert float(gradient_signals(psi, W, X, z, None, 0.7, 1.9).abs().max()) < 1e-12
+
+
+def test_a_strong_graph_in_blocks_gives_the_weighted_means_of_its_clusters() -> None:
+    X, W, z = instance()
+    W[:2, 2:] = W[2:, :2] = 0
+    psi = filter_signals(X, W, z, 1e6, 1.0)
+    for block in (slice(0, 2), slice(2, 6)):
+        mean = (z[block] / z[block].sum()) @ X[block]
+        torch.testing.assert_close(psi[block], mean.expand_as(psi[block]), rtol=1e-5, atol=1e-5)
+
+
+def test_one_hop_filter_to_first_order() -> None:
+    X, W, _ = instance()
+    A = normalized_adjacency(W)
+    normalised = torch.eye(6, dtype=torch.float64) - A
+    ones = torch.ones(6, dtype=torch.float64)
+    # I - L_norm = D^-1/2 W D^-1/2 is the first-order expansion of (I + L_norm)^-1, the filter at 2 alpha = mu. Scaling
+    # the Laplacian by t leaves an error of second order in t.
+    errors = []
+    for t in (1e-2, 1e-3):
+        full = torch.linalg.solve(torch.eye(6, dtype=torch.float64) + t * normalised, X)
+        one_hop = (1 - t) * X + t * (A @ X)
+        errors.append(float((full - one_hop).norm()))
+    assert errors[1] < errors[0] / 90
+    regular = from_upper_triangle(
+        torch.full((15,), 0.2, dtype=torch.float64), 6
+    )  # degrees one: L is its normalised form
+    small = regular * 1e-4
+    filtered = filter_signals(X, small, ones, 0.5, 1.0)
+    torch.testing.assert_close(filtered, X - laplacian(small) @ X, rtol=0, atol=1e-6)
+    torch.testing.assert_close(normalized_adjacency(regular), regular)
+
+
+@pytest.mark.parametrize("missing", [0.0, 0.1, 0.6])
+def test_gaps_are_solved_column_by_column(missing: float) -> None:
+    X, W, z = instance()
+    mask = torch.rand(X.shape, generator=torch.Generator().manual_seed(1)) >= missing
+    mask[0] = True
+    psi = filter_signals(torch.where(mask, X, torch.nan), W, z, 0.7, 1.9, mask=mask)
+    for j in range(X.shape[1]):
+        m = mask[:, j].double()
+        column = torch.linalg.solve(torch.diag(m * z) + 1.4 / 1.9 * laplacian(W), m * z * X[:, j])
+        torch.testing.assert_close(psi[:, j], column, rtol=1e-9, atol=1e-11)
+
+
+def test_a_column_nobody_delivered_stays_finite_and_follows_the_start() -> None:
+    X, W, z = instance()
+    mask = torch.ones_like(X, dtype=torch.bool)
+    mask[:, 3] = False
+    start = torch.full_like(X, 5.0)
+    psi = filter_signals(X, W, z, 0.7, 1.9, mask=mask, start=start)
+    torch.testing.assert_close(psi[:, 3], start[:, 3])
+    assert bool(torch.isfinite(psi).all())
+
+
+def test_batch_equals_loop() -> None:
+    X, W, z = torch.randn(3, 4, 9), from_upper_triangle(torch.rand(3, 6, dtype=torch.float64), 4), torch.rand(4) + 0.1
+    together = filter_signals(X, W, z, 0.3, 1.0)
+    for i in range(3):
+        torch.testing.assert_close(together[i], filter_signals(X[i], W[i], z, 0.3, 1.0))

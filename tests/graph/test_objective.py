@@ -1,0 +1,143 @@
+"""The objective against sums over edges in plain Python, its gradients against autograd and finite differences."""
+
+import math
+
+import pytest
+import torch
+
+from jgesr_lightning.graph import (
+    difference_of_convex,
+    filter_signals,
+    from_upper_triangle,
+    gradient_graph,
+    gradient_signals,
+    objective,
+    objective_terms,
+    pairwise_sq_distances,
+    prox_log_degree,
+    smoothness,
+    upper_triangle,
+)
+
+CONSTANTS = {"alpha": 0.3, "beta": 0.7, "gamma": 1.3, "mu": 0.9}
+
+
+def instance(masked: bool, nodes: int = 5, size: int = 7) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(3)
+    psi = torch.randn(nodes, size, dtype=torch.float64, generator=generator)
+    w = torch.rand(nodes * (nodes - 1) // 2, dtype=torch.float64, generator=generator) + 0.1
+    mask = torch.rand(nodes, size, generator=generator) > 0.3 if masked else None
+    received = torch.randn(nodes, size, dtype=torch.float64, generator=generator)
+    z = torch.rand(nodes, dtype=torch.float64, generator=generator) + 0.1
+    return psi, w, received, z, mask
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_objective_is_the_sum_written_out(masked: bool) -> None:
+    psi, w, received, z, mask = instance(masked)
+    W = from_upper_triangle(w, 5)
+    a, b, g, m = CONSTANTS.values()
+    total = 0.0
+    for k in range(5):
+        estimate = psi[k] if mask is None else psi[k] * mask[k]
+        total += m / 2 * float(z[k]) * float((estimate - received[k]).square().sum())
+        total -= b * math.log(float(W[k].sum()))
+        for n in range(k):
+            total += float(W[k, n]) * (a * float((psi[k] - psi[n]).square().sum()) + g)
+    assert float(objective(psi, W, received, z, mask, **CONSTANTS)) == pytest.approx(total, rel=1e-12)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_gradients_by_autograd(masked: bool) -> None:
+    psi, w, received, z, mask = instance(masked)
+    psi.requires_grad_()
+    w.requires_grad_()
+    objective(psi, from_upper_triangle(w, 5), received, z, mask, **CONSTANTS).backward()
+    with torch.no_grad():
+        W = from_upper_triangle(w, 5)
+        by_hand = gradient_signals(psi, W, received, z, mask, CONSTANTS["alpha"], CONSTANTS["mu"])
+        edges = gradient_graph(psi, W, CONSTANTS["alpha"], CONSTANTS["beta"], CONSTANTS["gamma"])
+    torch.testing.assert_close(psi.grad, by_hand, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(w.grad, upper_triangle(edges), rtol=1e-10, atol=1e-12)
+
+
+def test_gradients_by_finite_differences() -> None:
+    psi, w, received, z, mask = instance(True)
+    step = 1e-6
+    by_hand = gradient_signals(psi, from_upper_triangle(w, 5), received, z, mask, CONSTANTS["alpha"], CONSTANTS["mu"])
+    for index in [(0, 0), (2, 3), (4, 6)]:
+        shift = torch.zeros_like(psi)
+        shift[index] = step
+        up, down = (
+            objective(psi + sign * shift, from_upper_triangle(w, 5), received, z, mask, **CONSTANTS) for sign in (1, -1)
+        )
+        assert float((up - down) / (2 * step)) == pytest.approx(float(by_hand[index]), rel=1e-6)
+    edges = gradient_graph(psi, from_upper_triangle(w, 5), 0.3, 0.7, 1.3)
+    shift = torch.zeros_like(w)
+    shift[4] = step
+    up, down = (
+        objective(psi, from_upper_triangle(w + sign * shift, 5), received, z, mask, **CONSTANTS) for sign in (1, -1)
+    )
+    assert float((up - down) / (2 * step)) == pytest.approx(float(upper_triangle(edges)[4]), rel=1e-6)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_objective_is_the_difference_of_its_convex_parts(masked: bool) -> None:
+    psi, w, received, z, mask = instance(masked)
+    W = from_upper_triangle(w, 5)
+    terms = objective_terms(psi, W, received, z, mask, **CONSTANTS)
+    split = difference_of_convex(psi, W, received, z, mask, **CONSTANTS)
+    torch.testing.assert_close(split.smooth + split.nonsmooth - split.concave, terms.total)
+    d = upper_triangle(pairwise_sq_distances(psi))
+    torch.testing.assert_close(split.smooth, terms.fidelity + 0.15 * (w + d).square().sum())
+    torch.testing.assert_close(split.nonsmooth, terms.barrier + terms.sparsity)
+    torch.testing.assert_close(split.concave, 0.15 * (w.square().sum() + d.square().sum()))
+
+
+def test_convex_parts_are_convex_along_lines() -> None:
+    psi, w, received, z, mask = instance(True)
+    other, v = psi.flip(0) * 2, w.flip(0)
+    ends = [difference_of_convex(p, from_upper_triangle(e, 5), received, z, mask, **CONSTANTS) for p, e in
+            ((psi, w), (other, v))]  # fmt: skip
+    middle = difference_of_convex(
+        (psi + other) / 2, from_upper_triangle((w + v) / 2, 5), received, z, mask, **CONSTANTS
+    )
+    for part in range(3):
+        assert float(middle[part]) <= float(ends[0][part] + ends[1][part]) / 2 + 1e-12
+
+
+def test_smoothness_three_ways() -> None:
+    psi, w, *_ = instance(False)
+    W = from_upper_triangle(w, 5)
+    D = pairwise_sq_distances(psi)
+    torch.testing.assert_close(smoothness(psi, W), (W * D).sum() / 2)
+    torch.testing.assert_close(smoothness(psi, W), (w * upper_triangle(D)).sum())
+
+
+def test_objective_is_infinite_where_a_client_has_no_edge() -> None:
+    psi, _, received, z, _ = instance(False)
+    W = torch.zeros(5, 5, dtype=torch.float64)
+    assert float(objective(psi, W, received, z, None, **CONSTANTS)) == math.inf
+
+
+def test_batch_equals_loop() -> None:
+    items = [torch.randn(3, 4, 6, dtype=torch.float64) for _ in range(2)]
+    W = from_upper_triangle(torch.rand(3, 6, dtype=torch.float64) + 0.1, 4)
+    z = torch.rand(4, dtype=torch.float64)
+    together = objective(items[0], W, items[1], z, None, **CONSTANTS)
+    apart = [objective(items[0][i], W[i], items[1][i], z, None, **CONSTANTS) for i in range(3)]
+    torch.testing.assert_close(together, torch.stack(apart))
+
+
+def test_the_closed_form_and_the_prox_are_stationary_points_of_the_objective() -> None:
+    psi, w, received, z, _ = instance(False)
+    W = from_upper_triangle(w, 5)
+    best = filter_signals(received, W, z, CONSTANTS["alpha"], CONSTANTS["mu"])
+    gradient = gradient_signals(best, W, received, z, None, CONSTANTS["alpha"], CONSTANTS["mu"])
+    assert float(gradient.abs().max()) < 1e-12
+    rho = 0.4
+    theta = W - CONSTANTS["alpha"] / rho * pairwise_sq_distances(psi)
+    new = prox_log_degree(theta, CONSTANTS["beta"], CONSTANTS["gamma"], rho)
+    edges = gradient_graph(psi, new, 0.0, CONSTANTS["beta"], CONSTANTS["gamma"]) + rho * (new - theta)
+    edges = edges.masked_fill(torch.eye(5, dtype=torch.bool), 0)
+    assert float(torch.where(new > 0, edges.abs(), -edges).max()) < 1e-10
