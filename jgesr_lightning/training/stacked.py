@@ -12,6 +12,7 @@ from torchmetrics.classification import MulticlassStatScores
 
 from jgesr_lightning.client import ClientModule
 from jgesr_lightning.layout import ParameterLayout
+from jgesr_lightning.regularisers import Proximal
 from jgesr_lightning.seeding import DROPOUT, derive
 from jgesr_lightning.training.base import ClientData, Deliver, Engine
 from jgesr_lightning.training.batches import epoch_orders
@@ -142,8 +143,10 @@ class StackedEngine(Engine):
             torch.Generator(self.fabric.device).manual_seed(derive(self.seed, DROPOUT, round_number, self.clients[row]))
             for row in members
         ]
+        source = self._train.source(members)
         orders = [
             epoch_orders(self.data[row].size, self.epochs, self.seed, round_number, self.clients[row])
+            + self._train.offset(row)
             for row in members
         ]
         total = torch.zeros(len(members), dtype=torch.float64, device=self.fabric.device)
@@ -151,7 +154,7 @@ class StackedEngine(Engine):
             if stopping():
                 return
             step = space.step(batch.active, batch.index.shape[1], self._train.shape)
-            self._train.take(members, batch.index, step)
+            step.receive(*source, batch.index.reshape(-1))
             total[: batch.active] += step.train(batch.counts, generators, self.client)
         for position, (row, loss) in enumerate(zip(members, total.tolist(), strict=True)):
             losses[row] = loss / self._steps(row)
@@ -168,10 +171,13 @@ class StackedEngine(Engine):
             members = order[start : start + self.group]
             space.load(models[members])
             total = torch.zeros(len(members), 2, dtype=torch.float64, device=self.fabric.device)
-            plain = [torch.arange(len(self.data[row].test_labels)).unsqueeze(0) for row in members]
+            source = self._test.source(members)
+            plain = [
+                torch.arange(len(self.data[row].test_labels)).unsqueeze(0) + self._test.offset(row) for row in members
+            ]
             for batch in batches(plain, self.evaluation_batch, self.fabric.device):
                 step = space.step(batch.active, batch.index.shape[1], self._test.shape)
-                self._test.take(members, batch.index, step)
+                step.receive(*source, batch.index.reshape(-1))
                 nll, scores, labels = step.evaluate(batch.counts)
                 correct = self.scores(scores.transpose(1, 2), labels)[:, 0]
                 self.scores.reset()
@@ -191,7 +197,7 @@ def check_precision(precision: str) -> None:
 def batches(orders: Sequence[Tensor], size: int, device: torch.device) -> Iterator[Batch]:
     """Yield the steps of clients whose samples come in `orders` ((epochs, n_k) each), longest first.
 
-    A single client has a short last batch in each epoch; several are padded to `size` with their first sample.
+    A single client has a short last batch in each epoch; several are padded to `size` with some sample.
     """
     if len(orders) == 1:
         for order in orders[0].to(device, non_blocking=True):
@@ -222,23 +228,19 @@ class Samples:
 
     def __init__(self, sets: Sequence[tuple[Tensor, Tensor]], pooled: bool) -> None:
         self.shape = sets[0][0].shape[1:] if sets else torch.Size()
-        self.pooled = pooled
-        if pooled and sets:
-            sizes = torch.tensor([0, *(len(labels) for _, labels in sets)])
-            self.offsets = sizes.cumsum(0)[:-1].to(sets[0][1].device)
-            self.sets = [(torch.cat([x for x, _ in sets]), torch.cat([y for _, y in sets]))]
-        else:
-            self.sets = list(sets)
-
-    def take(self, members: Sequence[int], index: Tensor, step: Step) -> None:
-        """Write the samples at `index` (active, B) of the first of `members` into the inputs and labels of `step`."""
+        self.sizes = [len(labels) for _, labels in sets]
+        self.pooled = pooled and bool(sets)
+        self.sets = list(sets)
         if self.pooled:
-            inputs, labels = self.sets[0]
-            index = index + self.offsets[list(members[: len(index)])].unsqueeze(1)
-        else:
-            inputs, labels = self.sets[members[0]]
-        flat = index.reshape(-1)
-        step.receive(inputs, labels, flat)
+            self.sets = [(torch.cat([x for x, _ in sets]), torch.cat([y for _, y in sets]))]
+
+    def source(self, members: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return the inputs and labels that hold the samples of `members`, a single client unless pooled."""
+        return self.sets[0 if self.pooled else members[0]]
+
+    def offset(self, row: int) -> int:
+        """Return where the samples of the client in `row` begin in its source."""
+        return sum(self.sizes[:row]) if self.pooled else 0
 
 
 class Workspace:
@@ -350,14 +352,23 @@ class Step:
 
     def _penalise(self, client: ClientModule) -> Tensor:
         """Return the penalties (active,) and add their gradients."""
-        with torch.enable_grad():
-            x = self.weights.detach().requires_grad_()
-            penalty = torch.zeros((), dtype=x.dtype, device=x.device)
-            for term in client.terms:
-                penalty = penalty + term(x, self.sent)
-            (grad,) = torch.autograd.grad(penalty.sum(), x)
-        self.grads += grad
-        return penalty.detach()
+        penalty = torch.zeros((), dtype=self.weights.dtype, device=self.weights.device)
+        others = []
+        for term in client.terms:
+            if type(term) is Proximal:  # so common, and so simple, that autograd's fixed cost is saved
+                drift = self.weights - self.sent
+                penalty = penalty + 0.5 * term.mu * torch.linalg.vecdot(drift, drift)
+                self.grads.add_(drift, alpha=term.mu)
+            else:
+                others.append(term)
+        if others:
+            with torch.enable_grad():
+                x = self.weights.detach().requires_grad_()
+                values = torch.stack([term(x, self.sent) for term in others]).sum(0)
+                (grad,) = torch.autograd.grad(values.sum(), x)
+            penalty = penalty + values.detach()
+            self.grads.add_(grad)
+        return penalty
 
     def evaluate(self, counts: list[int]) -> tuple[Tensor, Tensor, Tensor]:
         """Return the summed loss (active,), the class scores and the labels, padding labelled `PADDING`."""
