@@ -142,6 +142,7 @@ def deliver(
     widths = widths.cpu()
     shares = widths / widths.sum() if float(widths.sum()) > 0 else torch.full_like(widths, 1 / len(widths))
     graph = (shares[:, None, None] * graphs).sum(0)
+    graph = (graph + graph.T) / 2  # the order of a sum may differ between its entries
     info = {
         **settings,
         "iterations": solution.iterations,

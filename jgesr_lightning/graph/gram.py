@@ -87,7 +87,7 @@ def cosine_from_gram(G: Tensor) -> Tensor:
     """Return cosines ``G_mn / sqrt(G_mm G_nn)`` in [-1, 1]: (..., K, K); a zero row has cosine 0, with itself too."""
     norms = G.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
     inverse = torch.where(norms > 0, 1 / norms, 0)
-    return (G * inverse[..., :, None] * inverse[..., None, :]).clamp(-1, 1)
+    return (G * (inverse[..., :, None] * inverse[..., None, :])).clamp(-1, 1)
 
 
 def pairwise_sq_distances(X: Tensor, *, chunk: int | None = None) -> Tensor:

@@ -46,8 +46,6 @@ class Alternating:
         begin = time.perf_counter()
         penalties = self.penalties
         start = signals.start()
-        if not (math.isfinite(start.scale) and np.isfinite(start.distances).all()):
-            raise ValueError("received holds values that are not finite (or whose squares are not)")
         residual = signals.residual() if start.residual is None else start.residual
         distances, W = start.distances, None
         objective: list[float] = []

@@ -51,6 +51,8 @@ class Coefficients:
     def start(self) -> Start:
         """Read the data once; see `Signals`."""
         full = to_host(self._reduce(self._augmented_gram()))
+        if not np.isfinite(full).all():
+            raise ValueError("received holds values that are not finite, or whose squares are not")
         full = (full + full.swapaxes(-1, -2)) / 2
         self._gram = np.ascontiguousarray(full[:, :-1, :-1])
         # With what was taken out put back, <x_m, x_n> = G_mn + b_m + b_n + ||r||^2.
@@ -130,7 +132,8 @@ class Coefficients:
         apart = coefficients - (ones @ coefficients)[:, None, :]  # differences of rows, before any product
         products = apart @ self._gram @ apart.swapaxes(-1, -2)
         norms = products.reshape(len(products), -1)[:, :: self._clients + 1].copy()
-        distances = norms[:, :, None] + norms[:, None, :] - products - products.swapaxes(-1, -2)
+        distances = norms[:, :, None] + norms[:, None, :]
+        distances -= products + products.swapaxes(-1, -2)  # sums of pairs, so that it is exactly symmetric
         np.maximum(distances, 0, out=distances)
         distances.reshape(len(products), -1)[:, :: self._clients + 1] = 0
         return distances

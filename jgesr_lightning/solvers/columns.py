@@ -86,6 +86,8 @@ class Columns:
             assert self._mask is not None
             self._received = torch.where(self._mask, self._received, 0)
         full = self._reduce(torch.cat([total.flatten(), norms]))
+        if not bool(torch.isfinite(full).all()):
+            raise ValueError("received holds values that are not finite, or whose squares are not")
         total, norms = full[:-1].view_as(total), full[-1:]
         by_shared = total[:, :-1, -1]
         inner = total[:, :-1, :-1] + by_shared[:, :, None] + by_shared[:, None, :] + total[:, -1:, -1:]

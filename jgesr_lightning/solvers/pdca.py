@@ -102,13 +102,16 @@ class PDCA:
     def init(self, signals: Signals) -> State:
         """Return the start."""
         start = signals.start()
-        if not (math.isfinite(start.scale) and np.isfinite(start.distances).all()):
-            raise ValueError("received holds values that are not finite (or whose squares are not)")
         W = np.maximum(start.cosines, 0)
         W.reshape(len(W), -1)[:, :: W.shape[-1] + 1] = 0
-        state = State(W, start.distances, start.residual, self.rho, start.scale, W, start.distances)
-        if start.residual is not None:
-            state = replace(state, objective=(self.penalties.objective(start.residual, start.distances, W),))
+        residual = start.residual
+        if residual is None and (
+            self.backtracking or self.accelerated
+        ):  # then steps give their own, not the last one's
+            residual = signals.residual()
+        state = State(W, start.distances, residual, self.rho, start.scale, W, start.distances)
+        if residual is not None:
+            state = replace(state, objective=(self.penalties.objective(residual, start.distances, W),))
         return state
 
     def step(self, signals: Signals, state: State, weights: Array) -> State:

@@ -61,7 +61,7 @@ class Signals(Protocol):
     """
 
     def start(self) -> Start:
-        """Go to Psi_0 and return what is to be known of it."""
+        """Go to Psi_0 and return what is to be known of it; ValueError where the data are not finite."""
 
     def propose(
         self, pull: Array, smooth: Array, momentum: float = 0.0, *, details: bool = False

@@ -1,0 +1,193 @@
+"""Both fast forms of the solver against the algorithm as printed, and what it promises about J."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from jgesr_lightning.graph import objective
+from jgesr_lightning.solvers import PDCA, Coefficients, Columns, Penalties, Solution, pdca_as_printed
+
+CLIENTS, SIZE = 8, 300
+
+
+def identity(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def federation(clients: int = CLIENTS, size: int = SIZE, seed: int = 0) -> tuple[torch.Tensor, np.ndarray]:
+    generator = torch.Generator().manual_seed(seed)
+    groups = torch.randn(3, size, dtype=torch.float64, generator=generator)[torch.arange(clients) % 3]
+    received = 0.3 * groups + 0.1 * torch.randn(clients, size, dtype=torch.float64, generator=generator)
+    weights = torch.rand(clients, dtype=torch.float64, generator=generator) + 0.01
+    return received + 0.5, (weights / weights.sum()).numpy()
+
+
+def in_coefficients(received: torch.Tensor, z: np.ndarray, start: torch.Tensor | None = None) -> Coefficients:
+    return Coefficients(received, z, (received.shape[1],), identity, start)
+
+
+def in_columns(received: torch.Tensor, z: np.ndarray, mask: torch.Tensor | None = None, **extra: object) -> Columns:
+    return Columns(received, z, (received.shape[1],), identity, mask=mask, **extra)  # type: ignore[arg-type]
+
+
+def run(signals: Coefficients | Columns, z: np.ndarray, **settings: object) -> tuple[torch.Tensor, Solution]:
+    solution = PDCA(Penalties(), **settings).solve(signals, z)  # type: ignore[arg-type]
+    return signals.models(), solution
+
+
+@pytest.mark.parametrize("form", [in_coefficients, in_columns])
+@pytest.mark.parametrize("constants", [(0.05, 1.0, 1.0, 1.0, 1.0), (0.02, 0.5, 2.0, 1.5, 2.0)])
+def test_agrees_with_the_algorithm_as_printed(form, constants) -> None:
+    received, z = federation()
+    penalties, rho = Penalties(*constants[:4]), constants[4]
+    expected, W, trace = pdca_as_printed(received, torch.from_numpy(z), penalties=penalties, rho=rho, max_iter=400)
+    signals = form(received, z)
+    solution = PDCA(penalties, rho=rho, max_iter=400).solve(signals, z)
+    assert solution.iterations == len(trace) - 1 > 10
+    assert float((signals.models() - expected).norm() / expected.norm()) < 1e-8
+    assert float((torch.from_numpy(solution.graphs[0]) - W).abs().max() / W.max()) < 1e-8
+    np.testing.assert_allclose(solution.objective, trace, rtol=1e-9)
+
+
+def test_masked_form_agrees_with_the_algorithm_as_printed() -> None:
+    received, z = federation()
+    mask = torch.rand(received.shape, generator=torch.Generator().manual_seed(1)) > 0.2
+    previous = received + 0.05
+    noise = torch.where(mask, received, torch.full_like(received, 1e3))
+    signals = in_columns(noise, z, mask, previous=previous)
+    solution = PDCA(Penalties(), max_iter=400).solve(signals, z)
+    start = torch.where(mask, received, previous)
+    expected, W, trace = pdca_as_printed(
+        torch.where(mask, received, 0), torch.from_numpy(z), mask, penalties=Penalties(), max_iter=400, start=start
+    )
+    assert solution.iterations == len(trace) - 1
+    assert float((signals.models() - expected).norm() / expected.norm()) < 1e-8
+    assert float((torch.from_numpy(solution.graphs[0]) - W).abs().max()) < 1e-8
+    np.testing.assert_allclose(solution.objective, trace, rtol=1e-9)
+
+
+@pytest.mark.parametrize("settings", [{}, {"backtracking": True}, {"accelerated": True},
+                                      {"backtracking": True, "accelerated": True}])  # fmt: skip
+def test_an_all_true_mask_changes_nothing(settings) -> None:
+    received, z = federation()
+    plain, first = run(in_coefficients(received, z), z, **settings)
+    masked, second = run(in_columns(received, z, torch.ones_like(received, dtype=torch.bool)), z, **settings)
+    assert first.iterations == second.iterations
+    torch.testing.assert_close(masked, plain, rtol=1e-8, atol=1e-10)
+    np.testing.assert_allclose(second.graphs, first.graphs, rtol=1e-8, atol=1e-9)
+    np.testing.assert_allclose(second.objective, first.objective, rtol=1e-9)
+
+
+def test_start_from_other_models() -> None:
+    received, z = federation()
+    start = received.flip(1)
+    expected, W, trace = pdca_as_printed(received, torch.from_numpy(z), penalties=Penalties(), start=start)
+    for signals in (in_coefficients(received, z, start), in_columns(received, z, start=start)):
+        models, solution = run(signals, z)
+        assert solution.iterations == len(trace) - 1
+        torch.testing.assert_close(models, expected, rtol=1e-8, atol=1e-9)
+        np.testing.assert_allclose(solution.graphs[0], W.numpy(), rtol=1e-8, atol=1e-9)
+
+
+def test_single_precision_rows_that_share_a_large_part() -> None:
+    clients, size = 20, 600_000
+    generator = torch.Generator().manual_seed(0)
+    shared = torch.randn(size, dtype=torch.float64, generator=generator)
+    apart = torch.randn(clients, size, dtype=torch.float64, generator=generator)
+    exact = shared * (1e3 / shared.norm()) + apart * (1e-1 / apart.norm(dim=1, keepdim=True))
+    received = exact.float()
+    z = np.linspace(1, 2, clients)
+    z /= z.sum()
+    settings = {"eps": 0.0, "max_iter": 3}
+    expected, W, _ = pdca_as_printed(received, torch.from_numpy(z), penalties=Penalties(), **settings)
+    mask = torch.ones_like(received, dtype=torch.bool)
+    for signals in (in_coefficients(received, z), in_columns(received, z, mask)):
+        models, solution = run(signals, z, **settings)
+        assert float((models - expected).norm() / expected.norm()) < 1e-6
+        assert float((models - expected).norm()) < 1.5 * float((expected.float() - expected).norm())  # rounded once
+        assert float((torch.from_numpy(solution.graphs[0]) - W).abs().max() / W.max()) < 1e-4
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1e-1, 1.0, 10.0, 1e2, 1e3])
+@pytest.mark.parametrize("accelerated", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_backtracking_never_lets_the_objective_rise(scale, accelerated, masked) -> None:
+    received, z = federation()
+    received = received * scale
+    mask = torch.rand(received.shape, generator=torch.Generator().manual_seed(1)) > 0.1
+    signals = in_columns(received, z, mask) if masked else in_coefficients(received, z)
+    models, solution = run(signals, z, backtracking=True, accelerated=accelerated, max_iter=60)
+    trace = solution.objective
+    assert len(trace) == solution.iterations + 1
+    assert all(b <= a + 1e-10 * max(1, abs(a)) for a, b in itertools.pairwise(trace))
+    assert not solution.rose
+    assert bool(torch.isfinite(models).all())
+    known = torch.where(mask, received, 0) if masked else received
+    value = objective(
+        models,
+        torch.from_numpy(solution.graphs[0]),
+        known,
+        torch.from_numpy(z),
+        mask if masked else None,
+        0.05,
+        1,
+        1,
+        1,
+    )
+    assert float(value) == pytest.approx(trace[-1], rel=1e-9)
+
+
+@pytest.mark.parametrize("form", [in_coefficients, in_columns])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_fixed_step_that_is_too_long_says_so_and_stays_finite(form, dtype) -> None:
+    received, z = federation()
+    models, solution = run(form(received.to(dtype), z), z, rho=1e-3, max_iter=300)
+    assert solution.reason == "diverged"
+    assert not solution.converged
+    assert bool(torch.isfinite(models).all())
+    assert bool(np.isfinite(solution.graphs).all())
+    assert len(solution.objective) == solution.iterations + 1
+    assert all(math.isfinite(value) for value in solution.objective)
+
+
+def test_reports_that_the_objective_rose() -> None:
+    received, z = federation()
+    _, solution = run(in_coefficients(received * 3, z), z, rho=0.2, max_iter=6)
+    rose = any(b > a + 1e-9 * max(1, abs(a)) for a, b in itertools.pairwise(solution.objective))
+    assert rose
+    assert solution.rose
+
+
+def test_acceleration_needs_fewer_steps_for_the_same_objective() -> None:
+    received, z = federation()
+    _, plain = run(in_coefficients(received, z), z, eps=1e-6, max_iter=3000)
+    _, fast = run(in_coefficients(received, z), z, eps=1e-6, max_iter=3000, accelerated=True)
+    assert plain.converged
+    assert fast.converged
+    assert fast.iterations < plain.iterations / 2
+    assert fast.objective[-1] <= plain.objective[-1] + 1e-6
+
+
+def test_init_step_result_are_solve() -> None:
+    received, z = federation()
+    solver = PDCA(Penalties(), max_iter=30)
+    _, whole = run(in_coefficients(received, z), z, max_iter=30)
+    signals = in_coefficients(received, z)
+    state = solver.init(signals)
+    while not state.reason:
+        state = solver.step(signals, state, z)
+    by_hand = solver.result(signals, state)
+    assert by_hand.objective == whole.objective
+    assert by_hand.iterations == whole.iterations
+    np.testing.assert_array_equal(by_hand.graphs, whole.graphs)
+
+
+def test_values_that_are_not_finite_are_an_error() -> None:
+    received, z = federation()
+    received[2, 3] = math.nan
+    for signals in (in_coefficients(received, z), in_columns(received, z)):
+        with pytest.raises(ValueError, match="not finite"):
+            PDCA(Penalties()).solve(signals, z)
