@@ -223,6 +223,7 @@ def run_cells(
     """
     command = command or train_command
     outcome = Outcome([], {}, [])
+    starts: list[float] = []  # what a cell took beyond its rounds: imports, data, files
     with StopRequest() as stop:
         for place, cell in enumerate(cells, 1):
             if stop:
@@ -243,7 +244,10 @@ def run_cells(
                 seconds = time.monotonic() - start
             if status == 0 and cell.is_finished():
                 outcome.finished.append(cell.name)
-                say(f"{head}: {_result(cell)}, {duration(seconds)}{_time_left(cells, place)}")
+                starts.append(max(0.0, seconds - _seconds(cell)))
+                left = _seconds_left(cells, place, sum(starts) / len(starts))
+                more = f"; about {duration(left)} left" if left else ""
+                say(f"{head}: {_result(cell)}, {duration(seconds)}{more}")
             elif not stop:
                 reason = _reason(_log(cell))
                 outcome.failed[cell.name] = f"exit status {status}: {reason}"
@@ -311,20 +315,25 @@ def _result(cell: Cell) -> str:
     return "no accuracy measured" if value is None else f"{100 * value:.2f} % (accuracy/received)"
 
 
-def _time_left(cells: Sequence[Cell], place: int) -> str:
-    """Return the estimated time for the cells after `place`, from what finished ones on the same data took."""
+def _seconds(cell: Cell) -> float:
+    return float(cell.summary().get("seconds", {}).get("total", 0.0))
+
+
+def _seconds_left(cells: Sequence[Cell], place: int, start: float) -> float:
+    """Return the estimated time for the cells after `place`, from what finished ones on the same data took.
+
+    `start` is what each takes beyond its rounds.
+    """
     taken: dict[str, list[float]] = {}
-    for cell in cells:
-        summary = cell.summary()
-        if summary.get("status") == "finished":
-            taken.setdefault(cell.config.data.name, []).append(float(summary.get("seconds", {}).get("total", 0.0)))
+    waiting = []
+    for number, cell in enumerate(cells, 1):
+        if cell.summary().get("status") == "finished":
+            taken.setdefault(cell.config.data.name, []).append(_seconds(cell))
+        elif number > place:
+            waiting.append(cell)
     every = [seconds for values in taken.values() for seconds in values]
-    left = 0.0
-    for cell in cells[place:]:
-        if cell.summary().get("status") != "finished":
-            alike = taken.get(cell.config.data.name, every)
-            left += sum(alike) / len(alike)
-    return f"; about {duration(left)} left" if left else ""
+    alike = [taken.get(cell.config.data.name, every) for cell in waiting]
+    return sum(start + sum(values) / len(values) for values in alike)
 
 
 def duration(seconds: float) -> str:

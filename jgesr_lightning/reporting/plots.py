@@ -49,7 +49,8 @@ _CLASS_COLOURS = (
     "#4E79A7", "#F28E2B", "#B07AA1", "#76B7B2", "#E15759",
     "#EDC948", "#59A14F", "#FF9DA7", "#9C755F", "#BAB0AC",
 )  # fmt: skip
-_HATCHES = ("", "///", "\\\\\\", "...", "xxx", "---", "|||", "ooo", "+++", "OO")
+# straight strokes only: dots and rings cost a hundred times their bytes in an SVG file
+_HATCHES = ("", "///", "\\\\\\", "xxx", "---", "|||", "+++", "/", "--\\\\", "||//")
 _RC: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib: the same figure everywhere

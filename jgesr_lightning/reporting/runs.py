@@ -184,10 +184,10 @@ def _age(run: Run) -> float:
 _ORDER = ("local", "fedavg", "fedprox", "cfl", "fedamp", "pfedgraph", "two_step", "jgesr")
 
 
-def method_rank(label: str) -> tuple[int, str]:
+def method_rank(label: str) -> tuple[float, str]:
     """Return the sort key that puts methods in the paper's order, each followed by its variants."""
     name = label.partition(" ")[0]
-    return (_ORDER.index(name) if name in _ORDER else len(_ORDER) - 3, label)
+    return (_ORDER.index(name) if name in _ORDER else len(_ORDER) - 2.5, label)
 
 
 @dataclass(frozen=True)
