@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,7 +28,8 @@ def reduced_gram(
     Returns:
         G (P, P) float64 on the CPU, and s.
     """
-    plain = reduce(gram(models, minus=minus, mask=mask)).cpu()
+    with np.errstate(over="ignore", invalid="ignore"):  # seen to below
+        plain = reduce(gram(models, minus=minus, mask=mask)).cpu()
     if bool(torch.isfinite(plain).all()) and float(plain.diagonal().max()) > 1e-200:
         return plain, 1.0
     # Halves, since the difference of two finite numbers may itself overflow.
