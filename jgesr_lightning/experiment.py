@@ -97,6 +97,8 @@ def run(config: Config) -> Result:
     try:
         launch = plan(config.runtime.accelerator, config.runtime.devices, config.runtime.num_nodes, config.clients)
     except LaunchError as error:
+        if not first_process():  # which says it for all
+            return Result("failed", run_folder(config), 0)
         raise ConfigError(error) from error
     data = _data(config)
     folder = run_folder(config)
@@ -353,10 +355,15 @@ def _drive(
         if zero:
             files.write_summary(config.rounds, state, "failed", str(error))
         raise
-    except (OSError, checkpoint.CheckpointError) as error:
+    except (PeerLostError, checkpoint.CheckpointError) as error:
         if zero:
             _try_summary(files, config.rounds, state, str(error))
         raise
+    except OSError as error:
+        reason = f"could not write the results in {folder}: {error}; make room, then go on with resume=auto"
+        if zero:
+            _try_summary(files, config.rounds, state, reason)
+        raise OSError(reason) from error
     if zero:
         if status == "stopped":
             _say(

@@ -1,0 +1,214 @@
+"""One run shared out over processes: the same numbers, one set of files, and an end when one of them is lost."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from jgesr_lightning.aggregators import aggregator_names
+from jgesr_lightning.runtime import checkpoint, launch, strategy
+from jgesr_lightning.runtime.sharding import Sharding, assign
+from tests.processes import models, together, write_config
+
+pytestmark = pytest.mark.processes
+ROOT = Path(__file__).parent.parent
+WORLDS = (1, 2, 4)
+SETTINGS = {"cfl": ["aggregator.warmup_rounds=0"]}
+VARIANTS = {
+    "fedavg": ["aggregator.name=fedavg"],
+    "fedavg_part": ["aggregator.name=fedavg", "participation=0.5", "channel.missing_rate=0.1"],
+    "jgesr": ["aggregator.name=jgesr"],
+    "jgesr_layer": ["aggregator.name=jgesr", "aggregator.graph_scope=layer"],
+    "jgesr_float32": ["aggregator.name=jgesr", "channel.missing_rate=0.1", "runtime.precision=32-true"],
+    **{
+        f"{name}_missing": [f"aggregator.name={name}", "channel.missing_rate=0.1", *SETTINGS.get(name, [])]
+        for name in aggregator_names()
+    },
+}
+"""Runs that are the same on any number of processes; each method with missing entries, all but one in float64."""
+TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-6}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Folder of all runs, named by variant and number of processes; the runs of one number share their processes."""
+    folder = tmp_path_factory.mktemp("processes")
+    config = write_config(folder)
+    for world in WORLDS:
+        devices = "runtime.devices=auto" if world > 1 else "runtime.devices=1"
+        argv = [["train", config, f"name={name}_{world}", devices, *extra] for name, extra in VARIANTS.items()]
+        started = together(world, argv, folder / f"logs_{world}")
+        assert [process.wait() for process in started] == [0] * world, started[0].output
+        assert all(process.output == "" for process in started[1:])  # the first one alone speaks
+    return folder / "runs"
+
+
+@pytest.mark.parametrize("world", WORLDS[1:])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_same_models_on_any_number_of_processes(runs, name, world):
+    one, several = models(runs / f"{name}_1"), models(runs / f"{name}_{world}")
+    assert (one - several).abs().max() <= TOLERANCES[one.dtype]
+    summary = json.loads((runs / f"{name}_{world}" / "summary.json").read_text())
+    assert (summary["status"], summary["processes"]) == ("finished", world)
+
+
+@pytest.mark.parametrize("world", WORLDS[1:])
+def test_the_same_accuracies_and_one_set_of_files(runs, world):
+    def rows(name):
+        with open(runs / name / "clients.csv") as file:
+            return [{key: value for key, value in row.items() if "loss" not in key} for row in csv.DictReader(file)]
+
+    assert rows(f"fedavg_part_{world}") == rows("fedavg_part_1")
+    files = [sorted(path.name for path in (runs / f"fedavg_{w}").iterdir()) for w in (1, world)]
+    assert files[0] == files[1]
+    saved = sorted(path.name for path in checkpoint.newest(runs / f"fedavg_{world}" / "checkpoint").iterdir())
+    assert saved == [*(f"models_{rank:05d}.pt" for rank in range(world)), "state.pt"]
+
+
+def test_no_process_holds_more_than_its_share(runs):
+    folder = checkpoint.newest(runs / "fedavg_4" / "checkpoint")
+    rows = [torch.load(path, weights_only=True)["models"].shape[0] for path in sorted(folder.glob("models_*"))]
+    assert sum(rows) == 5
+    assert max(rows) == 2
+    owners = assign([1.0] * 5, 4)
+    widths = [Sharding(owners, 34_622, rank, torch.device("cpu")).columns for rank in range(4)]
+    assert max(part.stop - part.start for part in widths) <= -(-34_622 // 4)
+
+
+def test_a_broken_client_is_left_out_on_every_process(tmp_path):
+    config = write_config(tmp_path)
+    argv = [
+        ["train", config, "name=drop", "runtime.devices=auto"],
+        ["train", config, "name=raise", "nonfinite=raise", "runtime.devices=auto"],
+    ]
+    started = together(2, argv, tmp_path, "break_client_one_in_round_two")
+    assert [process.wait() for process in started] == [1, 0]
+    summaries = {
+        name: json.loads((tmp_path / "runs" / name / "summary.json").read_text()) for name in ("drop", "raise")
+    }
+    assert summaries["drop"]["status"] == "finished"
+    assert summaries["drop"]["dropped_uploads"] == {"2": [1]}
+    assert summaries["raise"]["status"] == "failed"
+    assert checkpoint.newest(tmp_path / "runs" / "raise" / "checkpoint").name == "round_00001"
+    assert "not finite, left out: clients [1]" in started[0].output
+    assert started[0].output.endswith("error: round 2: the upload of client 1 is not finite (nonfinite=raise)\n")
+    assert started[1].output == ""
+    assert torch.isfinite(models(tmp_path / "runs" / "drop")).all()
+
+
+def test_a_failure_of_the_first_process_ends_all_with_one_line(tmp_path):
+    argv = ["train", write_config(tmp_path), "runtime.devices=auto"]
+    started = together(2, argv, tmp_path, "fail_to_write_summaries")
+    assert [process.wait(60) for process in started] == [1, 0]
+    lines = [line for process in started for line in process.output.splitlines() if "error" in line]
+    assert len(lines) == 1
+    assert "No space left on device" in lines[0]
+
+
+def test_a_lost_process_ends_the_others_with_one_line(tmp_path):
+    argv = ["train", write_config(tmp_path, rounds=100_000), "runtime.devices=auto"]
+    first, second = together(2, argv, tmp_path)
+    first.wait_for("round 2/")
+    os.kill(second.pid, signal.SIGKILL)
+    assert first.wait(60) == 1
+    assert first.output.splitlines()[-1].startswith("error: lost another process of this run")
+    summary = json.loads((tmp_path / "runs" / "tiny" / "summary.json").read_text())
+    assert summary["status"] == "failed"
+
+
+def test_a_refusal_reaches_all_processes(tmp_path):
+    config = write_config(tmp_path, rounds=1)
+    done = ["train", config, "runtime.devices=auto"]
+    argv = [done, [*done, "resume=auto"], [*done, "resume=auto", "seed=4"]]
+    started = together(2, argv, tmp_path)
+    assert [process.wait() for process in started] == [2, 0]
+    assert "is finished already" in started[0].output
+    assert "seed was 0, is 4" in started[0].output.splitlines()[-1]
+    assert started[1].output == ""
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory):
+    """Two runs of two processes on the command line: started by ourselves with W&B offline, and by torchrun."""
+    folder = tmp_path_factory.mktemp("launched")
+    config = write_config(folder)
+    overrides = ["local.lr=0.05", "aggregator.name=fedprox", "--local.proximal_mu=0.1"]
+    program = ["-m", "jgesr_lightning", "train", str(config), *overrides]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "WANDB_SILENT": "true"}
+    commands = {
+        "ours": [sys.executable, *program, "runtime.devices=2", "logging.wandb=true", "logging.wandb_mode=offline"],
+        "torchrun": [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
+            *(*program, "runtime.devices=auto"),
+        ],
+    }
+    ends = {}
+    for name, command in commands.items():
+        ends[name] = subprocess.run(
+            [*command, f"name={name}"], env=environment, capture_output=True, text=True, timeout=240, check=False
+        )
+    alone = together(1, ["train", config, *overrides, "name=alone"], folder)[0]
+    assert alone.wait() == 0
+    return folder / "runs", ends
+
+
+@pytest.mark.parametrize("name", ["ours", "torchrun"])
+def test_started_by_ourselves_and_by_torchrun(launched, name):
+    runs, ends = launched
+    assert ends[name].returncode == 0, ends[name].stderr
+    assert ends[name].stderr.count("results: ") == 1
+    assert "2 x cpu" in ends[name].stderr
+    assert "Warning" not in ends[name].stderr
+    assert "distributed_backend" not in ends[name].stdout + ends[name].stderr
+    # the settings reached both processes: else their clients would have trained otherwise
+    assert (models(runs / name) - models(runs / "alone")).abs().max() <= 1e-10
+
+
+def test_one_wandb_run_for_all_processes(launched):
+    runs, _ = launched
+    assert len(list((runs / "ours" / "wandb").glob("offline-run-*"))) == 1
+    assert not (runs / "torchrun" / "wandb").exists()
+
+
+def test_the_first_process_ends_where_another_failed_and_it_does_not_notice(monkeypatch, capsys):
+    class Child:
+        def __init__(self, status):
+            self.status, self.killed = status, False
+
+        def poll(self):
+            return self.status
+
+        def kill(self):
+            self.killed = True
+
+    ended = []
+    monkeypatch.setattr(strategy, "GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(strategy.os, "_exit", ended.append)
+    strategy.watch_children([Child(0), Child(0)])
+    assert ended == []
+    children = [Child(None), Child(-9)]
+    strategy.watch_children(children)
+    assert ended == [1]
+    assert children[0].killed
+    assert capsys.readouterr().err == "error: process 2 ended with status -9; so does everything\n"
+
+
+def test_another_process_ends_with_the_one_that_started_it(monkeypatch):
+    ended = []
+    monkeypatch.setattr(strategy.os, "_exit", ended.append)
+    monkeypatch.setattr(strategy, "POLL_SECONDS", 0.0)
+    parents = iter([7, 7, 1])
+    monkeypatch.setattr(strategy.os, "getppid", lambda: next(parents))
+    strategy.watch_parent(7)
+    assert ended == [1]
+    assert list(parents) == []
+
+
+def test_timeouts_are_long_once_everybody_is_there():
+    assert launch.START_TIMEOUT < launch.COLLECTIVE_TIMEOUT
