@@ -97,6 +97,7 @@ class WandbLog:
             self.close(exit_code=1)
             return
         if self._run is None:
+            self.close(exit_code=0)
             return
         if self.class_table is not None and not continued:
             columns, rows = self.class_table
@@ -144,15 +145,15 @@ class WandbLog:
         import wandb
         from lightning.pytorch.loggers import WandbLogger
 
+        if DATA_VARIABLE not in os.environ:
+            # where W&B stages tables, and finds them again when an offline run is sent; W&B must not have read its settings yet
+            os.environ[DATA_VARIABLE] = str((self.folder / "wandb" / "data").resolve())
+            self._owns_data_variable = True
         sweep = "WANDB_SWEEP_ID" in os.environ
-        mode = resolve_mode(self.mode, sweep=sweep)
+        mode, reason = resolve_mode(self.mode, sweep=sweep)
         if mode == "disabled":
             return None, False
         self.folder.mkdir(parents=True, exist_ok=True)  # else W&B writes into the system's temporary folder
-        if DATA_VARIABLE not in os.environ:
-            # where W&B stages tables, and finds them again when an offline run is sent
-            os.environ[DATA_VARIABLE] = str((self.folder / "wandb" / "data").resolve())
-            self._owns_data_variable = True
         id_file = self.folder / ID_FILE
         known = id_file.read_text().strip() if resumed and id_file.is_file() and not sweep else ""
         run_id = None if sweep else known or secrets.token_hex(4)
@@ -167,13 +168,14 @@ class WandbLog:
             config=self.config,
             group=self.group,
             tags=list(self.tags) or None,
-            settings=wandb.Settings(init_timeout=INIT_SECONDS, login_timeout=5),
+            # offline, W&B's page of curves in characters would only get in the way
+            settings=wandb.Settings(init_timeout=INIT_SECONDS, login_timeout=5, quiet=mode == "offline"),
         )
         # Lightning's logger would start a run with an x axis of its own, and settings that W&B warns about
         self.logger = WandbLogger(experiment=started)
         run = self.logger.experiment
-        if mode == "offline":
-            logger.info("W&B is offline for this run; send it later with: wandb sync %s", Path(run.dir).parent)
+        if reason:
+            logger.warning("W&B logs offline, %s; send it later: wandb sync %s", reason, Path(run.dir).parent)
         if not sweep:
             # written in one step: a run killed here has either the whole id or none
             scratch = id_file.with_suffix(".part")
@@ -245,8 +247,8 @@ class WandbLog:
             self.close(exit_code=1)
 
 
-def resolve_mode(mode: str, *, sweep: bool = False) -> Mode:
-    """Return "online", "offline" or "disabled".
+def resolve_mode(mode: str, *, sweep: bool = False) -> tuple[Mode, str]:
+    """Return "online", "offline" or "disabled", and why where "auto" became "offline", else an empty text.
 
     Args:
         mode: "auto", or one of the three, which then stands.
@@ -254,25 +256,23 @@ def resolve_mode(mode: str, *, sweep: bool = False) -> Mode:
     """
     modes: dict[str, Mode] = {mode: mode for mode in get_args(Mode)}
     if mode != "auto":
-        return modes[mode]
+        return modes[mode], ""
     named = os.environ.get("WANDB_MODE", "").strip().lower()
     modes |= {"dryrun": "offline", "shared": "online", "run": "online"}
     if named in modes:
-        return modes[named]
+        return modes[named], ""
     if os.environ.get("WANDB_DISABLED", "").strip().lower() in ("true", "1", "t"):
-        return "disabled"
+        return "disabled", ""
     if sweep:
-        return "online"
+        return "online", ""
     import wandb
 
     url = wandb.setup().settings.base_url
     if not has_key(url):
-        logger.info("no W&B API key is configured (`wandb login` sets one): W&B logs offline")
-        return "offline"
+        return "offline", "no API key being configured (`wandb login` sets one)"
     if not reachable(url):
-        logger.info("%s does not answer within %g s: W&B logs offline", url, REACH_SECONDS)
-        return "offline"
-    return "online"
+        return "offline", f"{url} not answering within {REACH_SECONDS:g} s"
+    return "online", ""
 
 
 def has_key(url: str) -> bool:

@@ -103,7 +103,9 @@ def read_back(folder):
                 found.metrics.append((record.metric.name or record.metric.glob_name, record.metric.step_metric))
             elif kind == "preempting":
                 found.preempting += 1
-    found.media = sorted(str(p.relative_to(folder)) for p in folder.glob("wandb/offline-run-*/files/media/**/*") if p.is_file())
+    found.media = sorted(
+        str(p.relative_to(folder)) for p in folder.glob("wandb/offline-run-*/files/media/**/*") if p.is_file()
+    )
     return found
 
 
@@ -252,17 +254,29 @@ def test_two_hundred_rounds_leave_no_figures_and_no_handles(tmp_path):
 def test_mode_auto(monkeypatch):
     monkeypatch.setattr(wandb_log, "has_key", lambda url: True)
     monkeypatch.setattr(wandb_log, "reachable", lambda url: True)
-    assert resolve_mode("auto") == "online"
+    assert resolve_mode("auto") == ("online", "")
     monkeypatch.setattr(wandb_log, "reachable", lambda url: False)
-    assert resolve_mode("auto") == "offline"
-    assert resolve_mode("auto", sweep=True) == "online"
-    assert resolve_mode("online") == "online"
+    mode, reason = resolve_mode("auto")
+    assert mode == "offline"
+    assert "not answering within 2 s" in reason
+    assert resolve_mode("auto", sweep=True) == ("online", "")
+    assert resolve_mode("online") == ("online", "")
     monkeypatch.setattr(wandb_log, "reachable", lambda url: True)
     monkeypatch.setattr(wandb_log, "has_key", lambda url: False)
-    assert resolve_mode("auto") == "offline"
+    mode, reason = resolve_mode("auto")
+    assert mode == "offline"
+    assert "no API key" in reason
     for named, mode in {"dryrun": "offline", "disabled": "disabled", "online": "online"}.items():
         monkeypatch.setenv("WANDB_MODE", named)
-        assert resolve_mode("auto") == mode
+        assert resolve_mode("auto") == (mode, "")
+
+
+def test_offline_by_itself_says_why_and_how_to_send_it(tmp_path, caplog):
+    drive(make(tmp_path, mode="auto"), fake_federation(), State(), 1)
+    (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    (folder,) = tmp_path.glob("wandb/offline-run-*")
+    assert "no API key" in line
+    assert f"wandb sync {folder}" in line
 
 
 def test_key_in_the_environment_or_in_netrc(monkeypatch, tmp_path):
