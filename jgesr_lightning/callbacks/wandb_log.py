@@ -146,7 +146,7 @@ class WandbLog:
         from lightning.pytorch.loggers import WandbLogger
 
         if DATA_VARIABLE not in os.environ:
-            # where W&B stages tables, and finds them again when an offline run is sent; W&B must not have read its settings yet
+            # where W&B stages tables, and finds them again when an offline run is sent. Before W&B reads its settings
             os.environ[DATA_VARIABLE] = str((self.folder / "wandb" / "data").resolve())
             self._owns_data_variable = True
         sweep = "WANDB_SWEEP_ID" in os.environ
