@@ -8,6 +8,7 @@ PY := $(VENV)/bin/python
 RUN := $(VENV)/.ready-to-run
 TEST := $(VENV)/.ready-to-test
 RUNS ?= runs
+STUDY ?= table1_small
 
 # A folder of data sets that the checkouts of a group share, beside them, is used where there is one.
 ifndef JGESR_DATA
@@ -18,7 +19,7 @@ endif
 endif
 endif
 
-.PHONY: help setup train test bench lint format table figures data slurm test-slurm clean clean-all need-config
+.PHONY: help setup train test bench bench-gpu lint format table figures report reproduce data slurm test-slurm clean clean-all need-config
 
 help: ## list the targets
 	@echo 'usage: make TARGET [CONFIG=mnist_s01] [ARGS="key=value ..."]'; echo
@@ -34,7 +35,11 @@ test: $(TEST) ## run the tests; ARGS goes to pytest
 	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(PY) -m pytest $(ARGS)
 
 bench: $(TEST) ## run the timings in tests/benchmarks, ARGS="--quick" for short ones
-	@for file in tests/benchmarks/bench_*.py; do echo "== $$file"; $(PY) "$$file" $(ARGS) || exit; done
+	@for name in math training; do echo "== tests/benchmarks/bench_$$name.py"; \
+	  $(PY) -m tests.benchmarks.bench_$$name $(ARGS) || exit; done
+
+bench-gpu: $(TEST) ## the same on a CUDA GPU, with checks against the CPU; says so where there is none
+	@$(PY) -m tests.benchmarks.bench_gpu $(ARGS)
 
 lint: $(TEST) ## check style, types and the direction of imports
 	@$(PY) -m ruff check
@@ -51,6 +56,15 @@ table: $(RUN) ## tables of the runs in RUNS (default: runs)
 
 figures: $(RUN) ## figures of the runs in RUNS (default: runs)
 	@$(PY) -m jgesr_lightning figures $(RUNS) $(ARGS)
+
+report: $(RUN) ## one HTML page with the tables and figures of the runs in RUNS
+	@$(PY) -m jgesr_lightning report $(RUNS) $(ARGS)
+
+reproduce: $(RUN) ## run what is left of a study, then its tables, figures and page: make reproduce STUDY=table1_small
+	@$(PY) -m jgesr_lightning study $(STUDY) $(ARGS)
+	@$(PY) -m jgesr_lightning table $(RUNS)/$(STUDY) --format all --out $(RUNS)/$(STUDY)/tables
+	@$(PY) -m jgesr_lightning figures $(RUNS)/$(STUDY)
+	@$(PY) -m jgesr_lightning report $(RUNS)/$(STUDY)
 
 data: $(RUN) ## fetch a data set: make data DATASET=cifar10 (default: that of CONFIG, else mnist)
 	@$(PY) -m jgesr_lightning data $(or $(DATASET),$(CONFIG),mnist) $(ARGS)
@@ -74,7 +88,7 @@ need-config:
 	  [ -f "$$file" ] && exit 0; done; \
 	{ [ -z "$(CONFIG)" ] && echo 'error: CONFIG is missing, as in: make $(firstword $(MAKECMDGOALS)) CONFIG=mnist_s01' || \
 	  echo 'error: no configuration file $(CONFIG)'; \
-	  echo 'configurations:'; cd configs && find . -name '*.yaml' ! -path './sweeps/*' ! -name base.yaml | \
+	  echo 'configurations:'; cd configs && find . -name '*.yaml' ! -path './sweeps/*' ! -path './studies/*' ! -name base.yaml | \
 	  sed 's,^\./,  ,; s,\.yaml$$,,' | sort; } >&2; exit 2
 
 # $(call install,EXTRAS,STAMPS): a stamp is written only when all of it succeeded, and lasts until pyproject.toml changes.

@@ -26,6 +26,8 @@ usage: python -m jgesr_lightning COMMAND ...
   data NAME|CONFIG [key=value ...] fetch a data set (mnist, cifar10) and keep it decoded
   table RUNS ... [options]         tables from the runs in these folders
   figures RUNS ... [options]       figures from the runs in these folders
+  report RUNS ... [options]        one HTML page with both
+  study STUDY [key=value ...]      run what is left of a study (configs/studies/, such as table1_small)
 
 CONFIG is a YAML file, or the name of one in configs/ (mnist_s01). Settings are given as key=value or --key=value,
 before or after it; of two for one key the last wins. `config CONFIG` shows every key.
@@ -134,6 +136,20 @@ def figures(arguments: Sequence[str]) -> int:
     return figures.main(arguments)
 
 
+def report(arguments: Sequence[str]) -> int:
+    """Write one page with the tables and figures of finished runs."""
+    from jgesr_lightning.reporting import report
+
+    return report.main(arguments)
+
+
+def study(arguments: Sequence[str]) -> int:
+    """Run the cells of a study that are not finished yet."""
+    from jgesr_lightning import study
+
+    return study.main(arguments)
+
+
 def configuration(arguments: Sequence[str]) -> Config:
     """Return the configuration of one file and ``key=value`` arguments, in any order."""
     files = [argument for argument in arguments if is_file(argument)]
@@ -158,4 +174,6 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "data": data,
     "table": table,
     "figures": figures,
+    "report": report,
+    "study": study,
 }
