@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,24 +56,47 @@ def gram(X: Tensor, *, minus: Tensor | None = None, mask: Tensor | None = None, 
 def self_product(part: Tensor) -> Tensor:
     """Return ``part @ part.mT`` in float64; float32 products are summed in float32 on a CPU, in float64 elsewhere.
 
-    On a CPU numpy does it: its matrix product sees that both factors are one and computes half (twice as fast at
-    K = 20). Elsewhere float32 is widened first, since its products may be rounded to ten bits there (TF32).
+    On a CPU with few threads numpy does it: its matrix product sees that both factors are one and computes half (twice
+    as fast at K = 20). Elsewhere float32 is widened first, since its products may be rounded to ten bits there (TF32).
     """
-    if part.device.type == "cpu" and not part.requires_grad:
-        array = part.numpy()
-        return torch.from_numpy(array @ array.swapaxes(-1, -2)).to(torch.float64)
-    wide = part.to(torch.float64)
-    return wide @ wide.mT
+    if _numpy_is_faster(part):
+        blocks, rest = _blocks(part.numpy())
+        total = (blocks @ blocks.swapaxes(-1, -2)).sum(0, dtype=np.float64) + rest @ rest.T
+        return torch.from_numpy(total)
+    wide = part if part.device.type == "cpu" else part.to(torch.float64)
+    return (wide @ wide.mT).to(torch.float64)
 
 
 def row_combinations(coefficients: Tensor, part: Tensor) -> Tensor:
-    """Return ``coefficients @ part``, float64 (..., M, K) times (..., K, c), in the dtype of `part`.
-
-    The same division of work as in `self_product`, and for the same reasons.
-    """
+    """Return ``coefficients @ part``, float64 (M, K) times (K, c), in the dtype of `part`; see `self_product`."""
+    if _numpy_is_faster(part):
+        factor = coefficients.to(part.dtype).numpy()
+        result = torch.empty(len(factor), part.shape[1], dtype=part.dtype)
+        sources, targets = _blocks(part.numpy()), _blocks(result.numpy(), rows=part.shape[0])
+        for source, target in zip(sources, targets, strict=True):
+            np.matmul(factor, source, out=target)
+        return result
     if part.device.type == "cpu":
-        return torch.from_numpy(coefficients.to(part.dtype).numpy() @ part.numpy())
+        return coefficients.to(part.dtype) @ part
     return (coefficients @ part.to(torch.float64)).to(part.dtype)
+
+
+def _numpy_is_faster(part: Tensor) -> bool:
+    if part.device.type != "cpu" or part.requires_grad or part.ndim != 2:
+        return False
+    return part.shape[0] < 64 and torch.get_num_threads() <= 2 and part.dtype in (torch.float32, torch.float64)
+
+
+def _blocks(array: Any, rows: int = 0) -> tuple[Any, Any]:
+    """Split (K, c) into views (blocks, K, width) and the columns left over.
+
+    Blocks are so narrow that numpy's BLAS multiplies each on the calling thread. Its own threads know nothing of
+    torch's number of threads, and on a machine that is busy otherwise they wait for each other a thousandfold.
+    """
+    rows = rows or len(array)
+    width = max(1, (1 << 18) // (rows * rows))
+    whole = array.shape[1] // width * width
+    return array[:, :whole].reshape(len(array), -1, width).swapaxes(0, 1), array[:, whole:]
 
 
 def distances_from_gram(G: Tensor) -> Tensor:

@@ -154,12 +154,11 @@ def _solve_unit(t: Array, y: Array) -> tuple[Array, Array, int]:
 def _newton(t: Array, c: Array, *, loose: bool = False) -> tuple[Array, Array, Array, int]:
     """Return (y - c, v, y, steps) of the unit problem, from y = c."""
     base = _shifted(t, c) if float(c.max()) > 8 else t + (c[:, :, None] + c[:, None, :])
-    ones = np.ones(base.shape[-1])
     delta = np.zeros_like(c)
     y, v = c, np.maximum(base, 0)
-    residual = 1 - y * (v @ ones)  # the gradient, times y
+    residual = 1 - y * _row_sums(v)  # the gradient, times y
     worst = float(np.abs(residual).max())
-    tolerance = 0.1 if loose else 1e-14 + _EPS * len(ones) / 8
+    tolerance = 0.1 if loose else 1e-14 + _EPS * base.shape[-1] / 8
     best, stalled = math.inf, 0
     for steps in range(_MAX_STEPS):
         if worst <= tolerance:
@@ -169,10 +168,10 @@ def _newton(t: Array, c: Array, *, loose: bool = False) -> tuple[Array, Array, A
             best = min(best, worst)
             if stalled >= 20 or worst <= 4 * _EPS * float((np.abs(delta) * y).max()):
                 return delta, v, y, steps
-        u = _newton_direction(v > 0, y, residual)
+        u = _newton_direction(v, y, residual)
         shortest = float(u.min())
         size = np.ones((len(u), 1)) if shortest > -0.9 else np.minimum(1, 0.9 / np.maximum(-u.min(-1), 0.9))[:, None]
-        state = _move(base, delta, y, u if shortest > -0.9 else size * u, ones)
+        state = _move(base, delta, y, u if shortest > -0.9 else size * u)
         if state.worst > worst / 4:
             state = _line_search(base, delta, y, v, residual, u, size, state)
         delta, y, v, residual, worst = state
@@ -187,14 +186,21 @@ class _State(NamedTuple):
     worst: float
 
 
-def _move(base: Array, delta: Array, y: Array, step: Array, ones: Array) -> _State:
+def _move(base: Array, delta: Array, y: Array, step: Array) -> _State:
     delta = delta + step * y
     y = y + step * y
     v = delta[:, :, None] + delta[:, None, :]  # first, so that v is exactly symmetric
     v += base
     np.maximum(v, 0, out=v)
-    residual = 1 - y * (v @ ones)
+    residual = 1 - y * _row_sums(v)
     return _State(delta, y, v, residual, float(np.abs(residual).max()))
+
+
+def _row_sums(matrix: Array) -> Array:
+    """Sum the last axis; by a product where that is small, which is faster there and stays on the calling thread."""
+    nodes = matrix.shape[-1]
+    result: Array = matrix @ np.ones(nodes) if nodes < _CHOLESKY_FROM else matrix.sum(-1)
+    return result
 
 
 def _line_search(
@@ -213,10 +219,9 @@ def _line_search(
     fallen (Hager and Zhang's form of Armijo's rule, which still tells up from down when the dual's change is rounding).
     `state` is the one after the whole step, which is only questioned because its residual did not shrink fourfold.
     """
-    ones = np.ones(base.shape[-1])
     done = np.abs(residual).max(-1) < 1e-10
     slope = (residual * u).sum(-1)
-    noise = 1e-14 * (np.abs(np.log(y)).sum(-1) + (v * v).sum((-1, -2)) + len(ones))
+    noise = 1e-14 * (np.abs(np.log(y)).sum(-1) + (v * v).sum((-1, -2)) + base.shape[-1])
     for _ in range(60):
         step = size * u
         new_slope = (state.residual * u / (1 + step)).sum(-1)
@@ -225,11 +230,11 @@ def _line_search(
         if good.all():
             break
         size = np.where(good[:, None], size, size / 2)
-        state = _move(base, delta, y, size * u, ones)
+        state = _move(base, delta, y, size * u)
     return state
 
 
-def _newton_direction(active: npt.NDArray[np.bool_], y: Array, residual: Array) -> Array:
+def _newton_direction(v: Array, y: Array, residual: Array) -> Array:
     """Return u, the Newton step in units of y: ``(I + diag(y) (diag(A1) + A) diag(y)) u = residual``.
 
     The eigenvalues of the matrix are at least one. On a bipartite component one of them is exactly one, however large
@@ -237,11 +242,12 @@ def _newton_direction(active: npt.NDArray[np.bool_], y: Array, residual: Array) 
     factor ``[I; E]`` (one row y_m e_m + y_n e_n an active edge) is reduced instead.
     """
     if float(y.max()) > 1e5:
-        return np.stack([_direction_by_qr(*item) for item in zip(active, y, residual, strict=True)])
-    nodes = active.shape[-1]
+        return np.stack([_direction_by_qr(*item) for item in zip(v > 0, y, residual, strict=True)])
+    nodes = v.shape[-1]
+    adjacency = np.sign(v)
     hessian = y[:, :, None] * y[:, None, :]
-    hessian *= active
-    hessian.reshape(len(y), -1)[:, :: nodes + 1] = (active @ np.ones(nodes)) * (y * y) + 1
+    hessian *= adjacency
+    hessian.reshape(len(y), -1)[:, :: nodes + 1] = _row_sums(adjacency) * (y * y) + 1
     if nodes < _CHOLESKY_FROM:
         return np.asarray(np.linalg.solve(hessian, residual[..., None])[..., 0], dtype=np.float64)
     factor, _ = torch.linalg.cholesky_ex(torch.from_numpy(hessian))

@@ -1,0 +1,234 @@
+"""Timings of the mathematics, as ratios within one run: the prox, the solver in both forms, memory, growth.
+
+Run from the root of the repository: ``python tests/benchmarks/bench_math.py [--quick]`` or ``make bench``. Prints one
+Markdown table; every row says what is compared with what. With a CUDA device the rows that touch d are measured there
+as well, beside the time their bytes take at the card's bandwidth (as measured by a copy). One thread unless
+OMP_NUM_THREADS says otherwise: with more, ratios measure how busy the machine is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import cvxpy  # noqa: E402
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from jgesr_lightning.aggregators.jgesr import JGESR  # noqa: E402
+from jgesr_lightning.graph.prox import prox_arrays  # noqa: E402
+from jgesr_lightning.solvers import PDCA, Coefficients, Columns, Penalties  # noqa: E402
+
+CLIENTS, SIZE = 20, 582_026
+
+
+def median(run: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """Return the median seconds of `run`, after one run that is not counted."""
+    times = []
+    for _ in range(repeats + 1):
+        begin = time.perf_counter()
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times[1:])
+
+
+def row(what: str, compared: str, measured: float, floor: float, demand: str) -> None:
+    print(f"| {what} | {compared} | {seconds(measured)} | {seconds(floor)} | {measured / floor:.3g} | {demand} |")
+
+
+def seconds(value: float) -> str:
+    return f"{value * 1e6:.0f} us" if value < 1e-3 else f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.3g} s"
+
+
+def federation(clients: int, size: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    received = 0.03 * torch.randn(size, generator=generator) + 0.006 * torch.randn(clients, size, generator=generator)
+    weights = torch.rand(clients, generator=generator, dtype=torch.float64) + 0.05
+    return received.to(device), weights / weights.sum()
+
+
+def theta_of(nodes: int, seed: int = 0) -> np.ndarray:
+    theta = np.random.default_rng(seed).normal(size=(1, nodes, nodes))
+    return (theta + theta.swapaxes(1, 2)) / 2
+
+
+def bench_prox(quick: bool) -> None:
+    cpu = torch.device("cpu")
+    rows, columns = np.triu_indices(CLIENTS, 1)
+    theta = cvxpy.Parameter(len(rows))
+    w = cvxpy.Variable(len(rows), nonneg=True)
+    degree = np.zeros((CLIENTS, len(rows)))
+    degree[rows, np.arange(len(rows))] = degree[columns, np.arange(len(rows))] = 1
+    cost = -cvxpy.sum(cvxpy.log(degree @ w)) + cvxpy.sum(w) + 0.5 * cvxpy.sum_squares(w - theta)
+    problem = cvxpy.Problem(cvxpy.Minimize(cost))
+
+    def value(edges: np.ndarray) -> float:
+        return float(-np.log(degree @ edges).sum() + edges.sum() + 0.5 * np.square(edges - theta.value).sum())
+
+    theta.value = theta_of(CLIENTS)[0][rows, columns]
+
+    def anew() -> None:
+        cvxpy.Problem(cvxpy.Minimize(cost)).solve(solver="CLARABEL")
+
+    kept = median(lambda: problem.solve(solver="CLARABEL"), cpu, 3 if quick else 11)
+    theirs = median(anew, cpu, 3 if quick else 11)
+    ours = median(lambda: prox_arrays(theta_of(CLIENTS), 1.0, 1.0, 1.0), cpu, 20 if quick else 200)
+    W, dual, _ = prox_arrays(theta_of(CLIENTS), 1.0, 1.0, 1.0)
+    warm = median(lambda: prox_arrays(theta_of(CLIENTS) * 1.001, 1.0, 1.0, 1.0, dual), cpu, 20 if quick else 200)
+    many = np.concatenate([theta_of(CLIENTS, seed) for seed in range(64)])
+    batch = median(lambda: prox_arrays(many, 1.0, 1.0, 1.0), cpu, 5 if quick else 20) / len(many)
+    problem.solve(solver="CLARABEL")
+    gain = value(np.maximum(w.value, 0)) - value(W[0][rows, columns])
+    print(f"| objective of cvxpy less ours, prox, K = {CLIENTS} | | | | {gain:.1e} | >= 0 |")
+    cvx = f"cvxpy (CLARABEL), prox, K = {CLIENTS}"
+    row(f"{cvx}, problem built anew", "ours from afar", theirs, ours, ">= 100")
+    row(f"{cvx}, problem built anew", "ours from a neighbour's solution, as in the solver", theirs, warm, "")
+    row(f"{cvx}, problem built anew", "ours, one of a batch of 64", theirs, batch, "")
+    row(f"{cvx}, problem kept, new parameter", "ours from afar", kept, ours, "")
+    unit = ours
+    for nodes in (CLIENTS, 100) if quick else (CLIENTS, 100, 500):
+        theta_k = theta_of(nodes)
+        _, dual, steps = prox_arrays(theta_k, 1.0, 1.0, 1.0)
+        cold = median(lambda t=theta_k: prox_arrays(t, 1.0, 1.0, 1.0), cpu, 5 if nodes > 100 else 30)
+        row(f"prox from afar, K = {nodes}: {steps} Newton steps", f"K = {CLIENTS}", cold, unit, "")
+        near = theta_k * (1 + 1e-3)
+        _, _, steps = prox_arrays(near, 1.0, 1.0, 1.0, dual)
+        warm = median(lambda t=near, d=dual: prox_arrays(t, 1.0, 1.0, 1.0, d), cpu, 5 if nodes > 100 else 30)
+        row(f"prox from a neighbour's solution, K = {nodes}: {steps} Newton steps", "from afar", warm, cold, "")
+
+
+def bench_complete(clients: int, size: int, device: torch.device, repeats: int, name: str) -> None:
+    """Everything arrived: the parts that touch d beside the weighted mean, and the K x K loop beside the whole."""
+    received, weights = federation(clients, size, device)
+    z = weights.numpy()
+    shares = weights.to(device, torch.float32)
+
+    def mean() -> torch.Tensor:
+        return (shares @ received).expand(clients, -1).contiguous()
+
+    signals = Coefficients(received, z, (size,), lambda x: x)
+    solver = PDCA(Penalties())
+    floor = median(mean, device, repeats)
+    reading = median(signals.start, device, repeats)
+    writing = median(signals.models, device, repeats)
+    signals.start()
+    solution = solver.solve(signals, z)
+    aggregator = JGESR()
+    whole = median(lambda: aggregator(received, weights), device, max(1, repeats // 2))
+    loop = whole - reading - writing
+    row(
+        f"{name}: both passes over d",
+        "weighted mean of the same matrix, written K times",
+        reading + writing,
+        floor,
+        "<= 4",
+    )
+    row(f"{name}: the first pass, Gram matrix", "the same", reading, floor, "")
+    row(f"{name}: the second pass, C X", "the same", writing, floor, "")
+    row(f"{name}: a whole aggregation, {solution.iterations} steps", "the same", whole, floor, "")
+    row(f"{name}: the K x K loop", "the whole aggregation", loop, whole, "")
+    row(f"{name}: one K x K step", "0.5 ms", loop / solution.iterations, 5e-4, "<= 1 at K = 20")
+    if device.type == "cuda":
+        bandwidth_row(name, received, reading + writing, 3)
+
+
+def bench_masked(clients: int, size: int, device: torch.device, repeats: int, name: str) -> None:
+    """Entries missing: one step beside a pass that reads Psi, X_r and the mask and writes one array."""
+    received, weights = federation(clients, size, device)
+    z = weights.numpy()
+    mask = (torch.rand(received.shape, generator=torch.Generator().manual_seed(1)) > 0.05).to(device)
+    signals = Columns(received, z, (size,), lambda x: x, mask=mask)
+    signals.start()
+    other, out = received.clone(), torch.empty_like(received)
+    floor = median(lambda: torch.where(mask, received, other, out=out), device, repeats)
+    smooth = 0.01 * (clients * np.eye(clients) - 1)[None]
+    step = median(lambda: signals.propose(z, smooth)(), device, repeats)
+    detailed = median(lambda: signals.propose(z, smooth, details=True)(), device, repeats)
+    against = "torch.where(M, A, B, out=C): three arrays read, one written"
+    row(f"{name}, masked: the part of one step that touches d", against, step, floor, "<= 3")
+    row(f"{name}, masked: the same with what backtracking asks for", against, detailed, floor, "")
+    if device.type == "cuda":
+        bandwidth_row(f"{name}, masked", received, step, 3.25)
+
+
+def bandwidth_row(name: str, matrix: torch.Tensor, measured: float, matrices: float) -> None:
+    copy = torch.empty_like(matrix)
+    per_matrix = median(lambda: copy.copy_(matrix), matrix.device, 20) / 2
+    row(f"{name}: the part that touches d", f"{matrices} matrices at the bandwidth of a copy", measured,
+        matrices * per_matrix, "")  # fmt: skip
+
+
+MEMORY = """
+import sys, torch
+sys.path.insert(0, {root!r})
+from tests.benchmarks.bench_math import federation
+from jgesr_lightning.aggregators.jgesr import JGESR
+def status(key):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(key)) * 1024
+small, weights = federation({clients}, 1000, torch.device("cpu"))
+masked = {masked}
+agg = JGESR(max_iter=3)
+agg(small, weights, mask=torch.ones_like(small, dtype=torch.bool) if masked else None)
+received, weights = federation({clients}, {size}, torch.device("cpu"))
+mask = torch.rand(received.shape) > 0.05 if masked else None
+before = status("VmRSS")
+open("/proc/self/clear_refs", "w").write("5")
+out = agg(received, weights, mask=mask, previous=received if masked else None)
+print((status("VmHWM") - before) / (received.numel() * 4))
+"""
+
+
+def bench_memory(clients: int, size: int) -> None:
+    for masked, demand in ((False, "<= 1.5"), (True, "<= 3")):
+        code = MEMORY.format(root=str(ROOT), clients=clients, size=size, masked=masked)
+        try:
+            done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        except (subprocess.CalledProcessError, FileNotFoundError) as error:
+            print(f"| peak extra memory | not measured here ({error}) | | | | {demand} |")
+            return
+        what = "masked" if masked else "all arrived"
+        print(f"| peak extra memory, {what}, result included | the matrix | | | {float(done.stdout):.3g} | {demand} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="smaller sizes, fewer repeats")
+    quick = parser.parse_args().quick
+    cpu = torch.device("cpu")
+    size = 100_000 if quick else SIZE
+    repeats = 5 if quick else 15
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; float32, K = {CLIENTS}, d = {size}\n")
+    print("| measured | compared with | time | time compared | ratio | demand |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    bench_prox(quick)
+    bench_complete(CLIENTS, size, cpu, repeats, "jgesr")
+    bench_masked(CLIENTS, size, cpu, repeats, "jgesr")
+    bench_memory(CLIENTS, size)
+    for clients in (100,) if quick else (100, 500):
+        bench_complete(clients, 50_000, cpu, 1 if clients > 100 else 3, f"K = {clients}, d = 5e4")
+    for width in (10**4,) if quick else (10**4, 10**5, 10**6, 10**7):
+        bench_complete(CLIENTS, width, cpu, 1 if width > 10**6 else 3, f"K = 20, d = {width:.0e}")
+    if torch.cuda.is_available():
+        cuda = torch.device("cuda")
+        print(f"| *{torch.cuda.get_device_name()}* | | | | | |")
+        bench_complete(CLIENTS, size, cuda, repeats, "jgesr, CUDA")
+        bench_masked(CLIENTS, size, cuda, repeats, "jgesr, CUDA")
+        for width in (10**4, 10**6) if quick else (10**4, 10**5, 10**6, 10**7):
+            bench_complete(CLIENTS, width, cuda, 3, f"CUDA, K = 20, d = {width:.0e}")
+
+
+if __name__ == "__main__":
+    main()
