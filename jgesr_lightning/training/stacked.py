@@ -305,9 +305,8 @@ class Step:
         self.precision = precise
         self._places = torch.arange(size, device=device)
         self._share = torch.full((active, size), 1.0 / size, dtype=precise, device=device)
-        self._classes: Tensor | None = None
-        self._whole = [size] * active
-        self._counts = self._whole
+        self._minus_one = torch.full((active, size, 1), -1.0, dtype=precise, device=device)
+        self._counts = [size] * active
 
     def receive(self, inputs: Tensor, labels: Tensor, index: Tensor) -> None:
         """Gather the batch from the samples `inputs`, `labels` at `index` (active * B,)."""
@@ -336,11 +335,9 @@ class Step:
         scores = network.forward()
         log_p = torch.log_softmax(scores, -1, dtype=self.precision)
         labels = self.labels.unsqueeze(-1)
-        loss = -(log_p.gather(-1, labels).squeeze(-1) * self._share).sum(-1)
+        loss: Tensor = torch.linalg.vecdot(log_p.gather(-1, labels).squeeze(-1), self._share).neg_()
         # d loss / d scores = share (softmax - one at the label)
-        if self._classes is None:
-            self._classes = torch.arange(scores.shape[-1], device=scores.device)
-        grad = log_p.exp_().add_(labels == self._classes, alpha=-1).mul_(self._share.unsqueeze(-1))
+        grad = log_p.exp_().scatter_add_(-1, labels, self._minus_one).mul_(self._share.unsqueeze(-1))
         network.backward(grad)
         if client.terms:
             loss = loss + self._penalise(client)
