@@ -119,6 +119,8 @@ def run(config: Config) -> Result:
 def _open(config: Config, folder: Path, held: ExitStack) -> Opening:
     """Lock the run's folder for as long as `held` lasts, and make it ready; refusals are returned, not raised."""
     try:
+        if not folder.parent.exists():  # where a refusal should not make it
+            _resumable(config, folder)
         held.enter_context(locked(folder.parent / f".{folder.name}.lock"))
         resumed = _resumable(config, folder)
         if resumed is not None and resumed[1]["round"] == config.rounds and _is_finished(folder, resumed[0]):

@@ -1,0 +1,161 @@
+import pytest
+import torch
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+
+from jgesr_lightning.runtime import launch
+from jgesr_lightning.runtime.launch import Launch, LaunchError, build_fabric, plan
+from jgesr_lightning.runtime.strategy import ClientParallelStrategy
+
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "1", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "4", "RANK": "0", "LOCAL_RANK": "0"}
+BATCH = {"SLURM_NTASKS": "1", "SLURM_JOB_NAME": "jgesr", "SLURM_NNODES": "1", "SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}
+STEP = BATCH | {
+    "SLURM_NTASKS": "2",
+    "SLURM_NTASKS_PER_NODE": "2",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_NODES": "1",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0",
+}
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """Return a function that sets variables in an environment without any launcher's."""
+    import os
+
+    for key in list(os.environ):
+        if key.startswith(("SLURM_", "TORCHELASTIC_", "LOCAL_", "MASTER_", "RANK", "WORLD_SIZE", "LT_")):
+            monkeypatch.delenv(key)
+
+    def give(variables):
+        for key, value in variables.items():
+            monkeypatch.setenv(key, value)
+
+    return give
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Return a function that sets the number of visible GPUs."""
+
+    def give(count):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+    return give
+
+
+def test_alone_it_starts_as_many_as_asked(environment, monkeypatch):
+    environment({})
+    monkeypatch.setattr(launch, "_available", lambda kind: 8)
+    assert plan("cpu", 3, 1, 20) == Launch("cpu", 3, 1, "ourselves")
+    assert plan("cpu", "auto", 1, 20).devices == 8
+    assert plan("cpu", "auto", 1, 5).devices == 5  # never more processes than clients
+
+
+def test_gpus_are_taken_where_there_are_some(environment, gpus):
+    environment({})
+    gpus(4)
+    assert plan("auto", "auto", 1, 20) == Launch("cuda", 4, 1, "ourselves")
+    assert plan("auto", 2, 1, 20).devices == 2
+    with pytest.raises(LaunchError, match=r"runtime\.devices is 5, but 4 cuda devices are visible"):
+        plan("gpu", 5, 1, 20)
+    gpus(0)
+    assert plan("auto", 2, 1, 20).accelerator == "cpu"
+    with pytest.raises(LaunchError, match=r"use runtime\.accelerator=cpu"):
+        plan("cuda", 1, 1, 20)
+
+
+@pytest.mark.parametrize("variables", [{}, TORCHRUN, STEP], ids=["alone", "torchrun", "srun"])
+def test_more_processes_than_clients_are_refused(environment, variables):
+    environment(variables)
+    with pytest.raises(LaunchError, match=r"processes for 1 clients.*runtime.devices=1"):
+        plan("cpu", 2, 1, 1)
+
+
+def test_several_machines_need_a_launcher(environment):
+    environment({})
+    with pytest.raises(LaunchError, match=r"srun, or on each machine with: torchrun --nnodes=2"):
+        plan("cpu", 2, 2, 20)
+
+
+def test_torchrun_decides(environment):
+    environment(TORCHRUN)
+    assert plan("cpu", "auto", 1, 20) == plan("cpu", 2, 2, 20) == Launch("cpu", 2, 2, "torchrun")
+    with pytest.raises(LaunchError, match=r"torchrun started 2 processes a node.*--nproc-per-node=3"):
+        plan("cpu", 3, 1, 20)
+    with pytest.raises(LaunchError, match=r"set runtime\.num_nodes=2"):
+        plan("cpu", 2, 3, 20)
+
+
+def test_srun_decides(environment, gpus):
+    gpus(2)
+    environment(STEP)
+    assert plan("auto", "auto", 1, 20) == Launch("cuda", 2, 1, "srun")
+    with pytest.raises(LaunchError, match=r"set runtime.devices=2 \(or auto\), or start 4 \(--ntasks-per-node=4\)"):
+        plan("cpu", 4, 1, 20)
+    gpus(1)
+    with pytest.raises(LaunchError, match=r"2 processes a node, but 1 GPUs.*--gpus-per-node, not --gpus-per-task"):
+        plan("auto", "auto", 1, 20)
+
+
+def test_srun_over_two_nodes(environment):
+    environment(STEP | {"SLURM_NTASKS": "4", "SLURM_STEP_NUM_NODES": "2"})
+    assert plan("cpu", "auto", 1, 20) == Launch("cpu", 2, 2, "srun")
+    environment({"SLURM_NTASKS": "3"})
+    with pytest.raises(LaunchError, match="give each node as many, with --ntasks-per-node"):
+        plan("cpu", "auto", 1, 20)
+
+
+def test_tasks_that_lightning_cannot_use_are_refused_with_a_hint(environment, monkeypatch):
+    environment(STEP)
+    monkeypatch.delenv("SLURM_NTASKS_PER_NODE")
+    with pytest.raises(LaunchError, match="srun was given --ntasks=2; use --ntasks-per-node=2"):
+        plan("cpu", "auto", 1, 20)
+    environment({"SLURM_NTASKS": "1", "SLURM_NTASKS_PER_NODE": "4"})
+    with pytest.raises(LaunchError, match="the SLURM job has --ntasks-per-node=4, but srun started 1"):
+        plan("cpu", "auto", 1, 20)
+
+
+def test_a_batch_script_without_srun(environment):
+    environment(BATCH)
+    assert plan("cpu", 2, 1, 20) == Launch("cpu", 2, 1, "ourselves")
+    environment({"SLURM_NTASKS": "2"})
+    with pytest.raises(LaunchError, match="this SLURM job has 2 tasks; start the program with srun"):
+        plan("cpu", "auto", 1, 20)
+
+
+@pytest.mark.parametrize("name", ["bash", "interactive"])
+def test_a_shell_in_a_job_starts_its_own_processes(environment, name):
+    environment(BATCH | {"SLURM_JOB_NAME": name, "SLURM_STEP_ID": "0"})
+    assert plan("cpu", 2, 1, 20) == Launch("cpu", 2, 1, "ourselves")
+    environment({"SLURM_NTASKS": "8"})
+    with pytest.raises(LaunchError, match=r"under the job name .*srun --job-name=train"):
+        plan("cpu", "auto", 1, 20)
+
+
+def test_salloc_shell_with_several_tasks_starts_its_own_processes(environment):
+    environment(BATCH | {"SLURM_JOB_NAME": "interactive", "SLURM_NTASKS": "8"})
+    assert plan("cpu", 2, 1, 20) == Launch("cpu", 2, 1, "ourselves")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "variables", "kind"),
+    [
+        (
+            "ourselves",
+            BATCH,
+            LightningEnvironment,
+        ),  # although Lightning would take this for a SLURM step of one process
+        ("torchrun", TORCHRUN, TorchElasticEnvironment),
+        ("srun", STEP, SLURMEnvironment),
+    ],
+)
+def test_fabric_is_told_who_starts_the_processes(environment, launcher, variables, kind):
+    environment(variables)
+    fabric = build_fabric(Launch("cpu", 2, 1, launcher), "32-true", [])
+    assert isinstance(fabric.strategy, ClientParallelStrategy)
+    assert isinstance(fabric.strategy.cluster_environment, kind)
+    assert fabric.strategy.num_processes == 2

@@ -1,0 +1,235 @@
+"""Whole runs through the command line: what they leave behind, that they repeat, resume, and refuse what is wrong."""
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from jgesr_lightning.config import load_config
+from jgesr_lightning.runtime import checkpoint
+from tests.processes import Started, models, write_config
+
+pytestmark = pytest.mark.processes
+ROOT = Path(__file__).parent.parent
+SEEDS = ("partition", "initial", "channel", "batches")
+
+
+def train(config, *settings, log=None):
+    """Run the command line to its end; return status and output."""
+    run = Started(["train", config, *settings], log or config.parent / f"log_{len(list(config.parent.iterdir()))}.txt")
+    return run.wait(), run.output
+
+
+def table(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def fingerprint(run):
+    """Return a run's partition, its initial accuracies and its final models."""
+    clients = table(run / "clients.csv")
+    return (run / "partition.csv").read_text(), [row for row in clients if row["round"] == "0"], models(run)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """Configuration and folder of runs: one as a user starts it, others that differ from it in one thing."""
+    folder = tmp_path_factory.mktemp("experiment")
+    config = write_config(folder)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-m", "jgesr_lightning", "train", str(config), "name=first"],
+        env=environment, capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    (folder / "first.txt").write_text(done.stderr)
+    argv = [["train", config, "name=second"], ["train", config, "name=other", "seed=1"]]
+    argv += [["train", config, f"name={purpose}", f"seeds.{purpose}=1"] for purpose in SEEDS]
+    run = Started(argv, folder / "log.txt")
+    assert run.wait() == 0, run.output
+    return config
+
+
+def test_it_says_what_it_does_and_how_far_it_is(base):
+    lines = (base.parent / "first.txt").read_text().splitlines()
+    assert lines[0].startswith("fedavg on synthetic: 5 clients, 3 rounds, noise 0.1, missing 0, seed 0; lenet of ")
+    assert lines[1].startswith("1 x cpu, engine ")
+    assert lines[1].endswith(f"results go to {base.parent}/runs/first")
+    assert [line.split()[1] for line in lines[2:6]] == ["0/3", "1/3", "2/3", "3/3"]
+    assert "left" in lines[4]
+    assert lines[6:] == [f"results: {base.parent}/runs/first"]
+
+
+def test_the_files_of_a_run_are_there_and_well_formed(base):
+    run = base.parent / "runs" / "first"
+    assert sorted(path.name for path in run.iterdir()) == [
+        *("checkpoint", "clients.csv", "config.yaml", "graphs.npz", "metrics.csv", "partition.csv", "summary.json")
+    ]
+    assert load_config(run / "config.yaml") == load_config(base, ["name=first"])
+    metrics, clients, partition = (table(run / f"{name}.csv") for name in ("metrics", "clients", "partition"))
+    assert [int(row["round"]) for row in metrics] == [0, 1, 2, 3]
+    assert [(int(row["round"]), int(row["client"])) for row in clients] == [(r, k) for r in range(4) for k in range(5)]
+    for r, row in enumerate(metrics):
+        received = [float(c["accuracy/received"]) for c in clients if int(c["round"]) == r]
+        assert float(row["accuracy/received"]) == pytest.approx(np.mean(received))
+        weights = [int(p["test"]) for p in partition]
+        assert float(row["accuracy/received_weighted"]) == pytest.approx(np.average(received, weights=weights))
+    for row in partition:
+        assert int(row["train"]) + int(row["test"]) == sum(int(row[f"pattern {c}"]) for c in range(10))
+    assert sum(int(row["train"]) + int(row["test"]) for row in partition) == 200  # a twentieth of 4,000
+    with np.load(run / "graphs.npz") as graphs:
+        assert list(graphs) == ["round_00003"]
+        np.testing.assert_allclose(graphs["round_00003"].sum(1), 1.0)
+    assert [path.name for path in (run / "checkpoint").iterdir()] == ["round_00003"]
+
+
+def test_the_summary_says_how_the_run_ended(base):
+    run = base.parent / "runs" / "first"
+    summary = json.loads((run / "summary.json").read_text())
+    last = table(run / "metrics.csv")[-1]
+    assert (summary["status"], summary["reason"], summary["rounds"], summary["rounds_done"]) == ("finished", "", 3, 3)
+    assert summary["last"]["round"] == 3
+    assert summary["last"]["accuracy/received"] == float(last["accuracy/received"])
+    rounds = table(run / "metrics.csv")[1:]
+    assert summary["best"]["accuracy/received"] == max(float(row["accuracy/received"]) for row in rounds)
+    assert len(summary["clients"]["accuracy/received"]) == 5
+    assert (summary["method"], summary["dataset"], summary["noise"], summary["seed"]) == ("fedavg", "synthetic", 0.1, 0)
+    assert summary["config"]["local"]["epochs"] == 1
+    assert {"train", "uplink", "aggregate", "evaluate", "total"} <= summary["seconds"].keys()
+
+
+def test_two_equal_runs_are_bit_equal(base):
+    first, second = (fingerprint(base.parent / "runs" / name) for name in ("first", "second"))
+    assert first[:2] == second[:2]
+    assert torch.equal(first[2], second[2])
+    texts = [(base.parent / "runs" / name / "clients.csv").read_bytes() for name in ("first", "second")]
+    assert texts[0] == texts[1]
+    assert not torch.equal(first[2], models(base.parent / "runs" / "other"))
+
+
+@pytest.mark.parametrize("purpose", SEEDS)
+def test_each_source_of_randomness_varies_alone(base, purpose):
+    runs = base.parent / "runs"
+    first, varied = fingerprint(runs / "first"), fingerprint(runs / purpose)
+    assert (first[0] != varied[0]) == (purpose == "partition")
+    assert (first[1] != varied[1]) == (purpose in ("partition", "initial"))
+    assert not torch.equal(first[2], varied[2])
+    deviations = [json.loads((runs / name / "summary.json").read_text())["noise_std"] for name in ("first", purpose)]
+    assert (deviations[0] != deviations[1]) == (purpose == "initial")
+
+
+@pytest.fixture
+def used(base, tmp_path):
+    """A configuration whose run has ended."""
+    config = write_config(tmp_path)
+    shutil.copytree(base.parent / "runs" / "first", tmp_path / "runs" / "tiny")
+    shared = tmp_path / "runs" / "tiny" / "config.yaml"
+    shared.write_text(shared.read_text().replace(str(base.parent), str(tmp_path)).replace("name: first", "name: tiny"))
+    return config
+
+
+def test_a_run_in_a_used_folder_keeps_the_former_one_aside(used):
+    run = used.parent / "runs" / "tiny"
+    before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    status, output = train(used, "rounds=1")
+    assert status == 0
+    assert f"{run} held a run already; it is kept as {run}.1" in output
+    assert before == {path.name: path.read_bytes() for path in Path(f"{run}.1").iterdir() if path.is_file()}
+    assert json.loads((run / "summary.json").read_text())["rounds"] == 1
+
+
+def test_a_folder_in_use_is_refused(tmp_path):
+    config = write_config(tmp_path, rounds=100_000)
+    running = Started(["train", config], tmp_path / "running.txt")
+    running.wait_for("round 1/")
+    status, output = train(config)
+    assert running.process.is_alive()
+    running.process.terminate()
+    assert status == 2
+    assert output.count("\n") == 1
+    assert output.startswith(f"error: {tmp_path}/runs/tiny is in use by another run (process {running.pid} on ")
+    assert running.wait() == 1
+    assert [path.name for path in (tmp_path / "runs").iterdir() if not path.name.startswith(".")] == ["tiny"]
+
+
+def stamps(folder):
+    """Return when each file of a run was written."""
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+def test_resuming_with_other_settings_is_refused_naming_them(used):
+    before = stamps(used.parent / "runs" / "tiny")
+    status, output = train(used, "resume=auto", "rounds=5", "local.lr=0.5", "aggregator.name=local")
+    assert status == 2
+    assert output.count("\n") == 1
+    assert "local.lr was 0.01, is 0.5" in output
+    assert "aggregator.name was fedavg, is local" in output
+    assert stamps(used.parent / "runs" / "tiny") == before
+
+
+def test_so_is_beginning_again_with_other_settings_where_nothing_was_saved(used):
+    shutil.rmtree(used.parent / "runs" / "tiny" / "checkpoint")
+    status, output = train(used, "resume=auto", "local.lr=0.5")
+    assert status == 2
+    assert "local.lr was 0.01, is 0.5" in output
+    status, output = train(used, "resume=auto")
+    assert status == 0
+    assert "going on" not in output
+    assert not (used.parent / "runs" / "tiny.1").exists()
+
+
+def test_a_run_goes_on_in_its_folder_or_from_another(base, used, tmp_path):
+    runs = used.parent / "runs"
+    argv = [
+        ["train", used, "name=straight", "rounds=5"],
+        ["train", used, "resume=auto"],
+        ["train", used, "resume=auto", "rounds=5", "checkpoint.every=2", "engine=sequential"],
+        ["train", used, f"resume={base.parent / 'runs' / 'first'}", "rounds=5", "name=elsewhere"],
+        ["train", used, f"resume={runs / 'elsewhere' / 'checkpoint'}", "rounds=6", "name=elsewhere"],
+    ]
+    run = Started(argv, tmp_path / "log.txt")
+    assert run.wait() == 0, run.output
+    assert f"{runs / 'tiny'} is finished already (3 rounds); nothing to do" in run.output
+    assert f"going on from {base.parent / 'runs' / 'first' / 'checkpoint' / 'round_00003'}, after round 3" in run.output
+    torch.testing.assert_close(models(runs / "tiny"), models(runs / "straight"), rtol=0, atol=1e-12)
+    assert [row["round"] for row in table(runs / "tiny" / "metrics.csv")] == list("012345")
+    assert checkpoint.newest(runs / "elsewhere" / "checkpoint").name == "round_00006"
+    assert table(runs / "elsewhere" / "clients.csv")[:30] == table(runs / "straight" / "clients.csv")
+    assert not list(runs.glob("*.1"))
+    assert checkpoint.newest(base.parent / "runs" / "first" / "checkpoint").name == "round_00003"  # as it was
+
+
+WRONG = {
+    "a value": (["rounds=0"], "rounds is 0"),
+    "a key": (["local.lrr=1"], "local.lrr"),
+    "a method": (["aggregator.name=fedavgg"], "did you mean"),
+    "a partition": (["clients=300", "data.min_samples=20"], "clients"),
+    "resume": (["resume=/nowhere"], "there is no checkpoint in it"),
+    "fewer rounds": (["resume=FIRST", "rounds=2"], "rounds is 2, but"),
+    "processes": (["runtime.devices=6"], "6 processes for 5 clients"),
+    "machines": (["runtime.num_nodes=2"], "torchrun --nnodes=2"),
+    "an accelerator": (["runtime.accelerator=mps"], "there is none here"),
+    "output_dir": (["output_dir=/proc/nowhere"], "/proc/nowhere"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_is_one_line_and_status_2_and_nothing_is_written(base, tmp_path, what):
+    settings, expected = WRONG[what]
+    config = write_config(tmp_path)
+    first = str(base.parent / "runs" / "first")
+    given = [setting.replace("FIRST", first) for setting in settings]
+    status, output = train(config, *given, log=tmp_path / "log.txt")
+    assert status == 2
+    assert output.startswith("error: ")
+    assert output.count("\n") == 1
+    assert expected in output
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["log.txt", "tiny.yaml"]
