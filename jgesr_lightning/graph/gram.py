@@ -67,18 +67,36 @@ def self_product(part: Tensor) -> Tensor:
     return (wide @ wide.mT).to(torch.float64)
 
 
-def row_combinations(coefficients: Tensor, part: Tensor) -> Tensor:
-    """Return ``coefficients @ part``, float64 (M, K) times (K, c), in the dtype of `part`; see `self_product`."""
+def row_combinations(coefficients: Tensor, part: Tensor, out: Tensor) -> Tensor:
+    """Write ``coefficients @ part``, float64 (M, K) times (K, c), into `out` (M, c), of the dtype of `part`; return it.
+
+    The same division of work as in `self_product`, and for the same reasons.
+    """
     if _numpy_is_faster(part):
         factor = coefficients.to(part.dtype).numpy()
-        result = torch.empty(len(factor), part.shape[1], dtype=part.dtype)
-        sources, targets = _blocks(part.numpy()), _blocks(result.numpy(), rows=part.shape[0])
+        sources, targets = _blocks(part.numpy()), _blocks(out.numpy(), rows=part.shape[0])
         for source, target in zip(sources, targets, strict=True):
             np.matmul(factor, source, out=target)
-        return result
+        return out
     if part.device.type == "cpu":
-        return coefficients.to(part.dtype) @ part
-    return (coefficients @ part.to(torch.float64)).to(part.dtype)
+        return torch.mm(coefficients.to(part.dtype), part, out=out)
+    return out.copy_(coefficients @ part.to(torch.float64))
+
+
+class Scratch:
+    """Buffers that a pass over chunks uses again and again: pages are mapped once, and stay in the cache."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._memory: dict[str, Tensor] = {}
+
+    def take(self, name: str, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+        """Return the contiguous (rows, columns) buffer of that name; its contents are whatever was left there."""
+        memory = self._memory.get(name)
+        if memory is None or memory.numel() < rows * columns or memory.dtype != dtype:
+            memory = torch.empty(rows * columns, dtype=dtype, device=self._device)
+            self._memory[name] = memory
+        return memory[: rows * columns].view(rows, columns)
 
 
 def _numpy_is_faster(part: Tensor) -> bool:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jgesr_lightning.graph.gram import cosine_from_gram, row_combinations, self_product
+from jgesr_lightning.graph.gram import Scratch, cosine_from_gram, row_combinations, self_product
 from jgesr_lightning.graph.prox import Array
 from jgesr_lightning.solvers.signals import Moments, Reduce, Start, column_chunks, to_host, work_dtype
 
@@ -72,12 +72,9 @@ class Coefficients:
         """Return the Gram matrices of ``[Y - 1 r'; r]``, (G, rows + 1, rows + 1) float64, one chunk at a time."""
         size, device = self._rows + 1, self._shared.device
         total = torch.zeros(len(self._layers), size, size, dtype=torch.float64, device=device)
-        memory = torch.empty(0, dtype=torch.float64, device=device)
+        scratch = Scratch(device)
         for layer, columns in column_chunks(self._layers, size, device):
-            width = columns.stop - columns.start
-            if memory.numel() < size * width:
-                memory = torch.empty(size * width, dtype=torch.float64, device=device)
-            part = memory[: size * width].view(size, width)
+            part = scratch.take("part", size, columns.stop - columns.start, torch.float64)
             shared = self._shared[columns]
             torch.mean(self._sources[0][:, columns], 0, dtype=shared.dtype, out=shared)
             for block, source in enumerate(self._sources):
@@ -143,8 +140,14 @@ class Coefficients:
         received = self._sources[0]
         result = torch.empty_like(received, memory_format=torch.contiguous_format)
         coefficients = torch.from_numpy(self._current).to(self._shared.device)
+        scratch = Scratch(self._shared.device)
         for layer, columns in column_chunks(self._layers, self._rows, self._shared.device):
-            shared = self._shared[columns]
-            part = torch.cat([source[:, columns].to(shared.dtype) - shared for source in self._sources])
-            torch.add(row_combinations(coefficients[layer], part), shared, out=result[:, columns])
+            shared, width = self._shared[columns], columns.stop - columns.start
+            part = scratch.take("part", self._rows, width, shared.dtype)
+            for block, source in enumerate(self._sources):
+                rows = part[block * self._clients : (block + 1) * self._clients]
+                torch.sub(source[:, columns].to(shared.dtype), shared, out=rows)
+            combined = scratch.take("combined", self._clients, width, shared.dtype)
+            row_combinations(coefficients[layer], part, combined)
+            torch.add(combined, shared, out=result[:, columns])
         return result

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from jgesr_lightning.graph.filtering import solve_columns
 from jgesr_lightning.graph.gram import (
+    Scratch,
     cosine_from_gram,
     distances_from_gram,
     row_combinations,
@@ -63,6 +64,7 @@ class Columns:
         self._from = start
         self._type = work_dtype(received)
         size, device = received.shape, received.device
+        self._scratch = Scratch(device)
         self._shared = torch.empty(size[1], dtype=self._type, device=device)
         self._current = torch.empty(size, dtype=self._type, device=device)
         self._other = torch.empty(size, dtype=self._type, device=device)
@@ -130,26 +132,28 @@ class Columns:
         grams = torch.zeros(2 if details else 1, graphs, clients, clients, dtype=torch.float64, device=device)
         squares = torch.zeros(3 if details else 2, clients, dtype=torch.float64, device=device)
         for layer, columns in column_chunks(self._layers, clients, device):
-            old = self._current[:, columns]
-            base = torch.add(old, old - self._other[:, columns], alpha=momentum) if momentum else old
+            shape = (clients, columns.stop - columns.start, self._type)
+            old, target = self._current[:, columns], self._other[:, columns]
+            base = old
+            if momentum:
+                base = self._scratch.take("base", *shape)
+                torch.sub(old, target, out=base).mul_(momentum).add_(old)
             residual = self._residual_of(base, columns)
-            change = row_combinations(-across[layer], base)
+            change = row_combinations(-across[layer], base, self._scratch.take("change", *shape))
             change.addcmul_(residual, towards, value=-1)
-            new = base + change
-            self._other[:, columns] = new
+            new = torch.add(base, change, out=self._scratch.take("new", *shape))
             grams[0, layer] += self_product(new)
-            if not details:
-                squares[0] += torch.linalg.vecdot(residual, residual)
-                squares[1] += torch.linalg.vecdot(change, change)
-                continue
-            change = new - old
-            residual = self._residual_of(new, columns)
+            if details:
+                torch.sub(new, old, out=change)
+                residual = self._residual_of(new, columns)
+                grams[1, layer] += self_product(change)
             squares[0] += torch.linalg.vecdot(residual, residual)
             squares[1] += torch.linalg.vecdot(change, change)
-            grams[1, layer] += self_product(change)
-            if self._mask is not None:
-                change *= self._mask[:, columns]
-            squares[2] += torch.linalg.vecdot(change, change)
+            target.copy_(new)
+            if details:
+                if self._mask is not None:
+                    change *= self._mask[:, columns]
+                squares[2] += torch.linalg.vecdot(change, change)
         sums = torch.stack([squares[0] @ self._weights, squares[1].sum(), *(squares[2:] @ self._weights)])
         packed = self._reduce(torch.cat([sums, grams.flatten()]))
 
@@ -167,7 +171,8 @@ class Columns:
 
     def _residual_of(self, psi: Tensor, columns: slice) -> Tensor:
         """Return M * (Psi - X_r) for a chunk of Psi (less the shared row)."""
-        residual = psi - self._received[:, columns]
+        residual = self._scratch.take("residual", psi.shape[0], psi.shape[1], self._type)
+        torch.sub(psi, self._received[:, columns], out=residual)
         residual += self._shared[columns]
         if self._mask is not None:
             residual *= self._mask[:, columns]  # a product: masked_fill and where branch, and are five times slower
