@@ -42,8 +42,8 @@ STATELESS = (
 """Layers without weights that treat every sample alike and apart."""
 
 PATCH_CHANNELS = 512
-"""Up to this product of channels in and out, convolution by patches beats the library's on a CPU (measured: see
-`tests/benchmarks/bench_training.py`; lenet's second layer has 96, fedavg_cnn's 2048)."""
+"""Up to this product of channels in and out, convolutions with pooling go by patches on a CPU. Forward and backward at
+batches of 64 on one core, against the library's: 4 times as fast at a product of 6, 3.4 at 32, 1.4 at 96, 0.7 at 2048."""
 
 
 @dataclass(frozen=True)
