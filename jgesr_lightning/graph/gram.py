@@ -70,14 +70,8 @@ def self_product(part: Tensor) -> Tensor:
 def row_combinations(coefficients: Tensor, part: Tensor, out: Tensor) -> Tensor:
     """Write ``coefficients @ part``, float64 (M, K) times (K, c), into `out` (M, c), of the dtype of `part`; return it.
 
-    The same division of work as in `self_product`, and for the same reasons.
+    In that dtype on a CPU; elsewhere in float64, see `self_product`.
     """
-    if _numpy_is_faster(part):
-        factor = coefficients.to(part.dtype).numpy()
-        sources, targets = _blocks(part.numpy()), _blocks(out.numpy(), rows=part.shape[0])
-        for source, target in zip(sources, targets, strict=True):
-            np.matmul(factor, source, out=target)
-        return out
     if part.device.type == "cpu":
         return torch.mm(coefficients.to(part.dtype), part, out=out)
     return out.copy_(coefficients @ part.to(torch.float64))
@@ -105,14 +99,13 @@ def _numpy_is_faster(part: Tensor) -> bool:
     return part.shape[0] < 64 and torch.get_num_threads() <= 2 and part.dtype in (torch.float32, torch.float64)
 
 
-def _blocks(array: Any, rows: int = 0) -> tuple[Any, Any]:
+def _blocks(array: Any) -> tuple[Any, Any]:
     """Split (K, c) into views (blocks, K, width) and the columns left over.
 
     Blocks are so narrow that numpy's BLAS multiplies each on the calling thread. Its own threads know nothing of
     torch's number of threads, and on a machine that is busy otherwise they wait for each other a thousandfold.
     """
-    rows = rows or len(array)
-    width = max(1, (1 << 18) // (rows * rows))
+    width = max(1, (1 << 18) // len(array) ** 2)
     whole = array.shape[1] // width * width
     return array[:, :whole].reshape(len(array), -1, width).swapaxes(0, 1), array[:, whole:]
 

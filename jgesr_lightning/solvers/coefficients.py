@@ -73,10 +73,12 @@ class Coefficients:
         size, device = self._rows + 1, self._shared.device
         total = torch.zeros(len(self._layers), size, size, dtype=torch.float64, device=device)
         scratch = Scratch(device)
+        average = torch.full((1, self._clients), 1 / self._clients, dtype=self._shared.dtype, device=device)
         for layer, columns in column_chunks(self._layers, size, device):
             part = scratch.take("part", size, columns.stop - columns.start, torch.float64)
             shared = self._shared[columns]
-            torch.mean(self._sources[0][:, columns], 0, dtype=shared.dtype, out=shared)
+            # Any row would do; their mean, rounded as it may be, is one that none of them is far from.
+            torch.mm(average, self._sources[0][:, columns].to(shared.dtype), out=shared[None])
             for block, source in enumerate(self._sources):
                 rows = part[block * self._clients : (block + 1) * self._clients]
                 torch.sub(source[:, columns].to(shared.dtype), shared, out=rows)

@@ -141,15 +141,14 @@ class Columns:
             residual = self._residual_of(base, columns)
             change = row_combinations(-across[layer], base, self._scratch.take("change", *shape))
             change.addcmul_(residual, towards, value=-1)
-            new = torch.add(base, change, out=self._scratch.take("new", *shape))
-            grams[0, layer] += self_product(new)
+            torch.add(base, change, out=target)
+            grams[0, layer] += self_product(target)
             if details:
-                torch.sub(new, old, out=change)
-                residual = self._residual_of(new, columns)
+                torch.sub(target, old, out=change)
+                residual = self._residual_of(target, columns)
                 grams[1, layer] += self_product(change)
             squares[0] += torch.linalg.vecdot(residual, residual)
             squares[1] += torch.linalg.vecdot(change, change)
-            target.copy_(new)
             if details:
                 if self._mask is not None:
                     change *= self._mask[:, columns]
