@@ -6,6 +6,7 @@ No process holds more than its share of the K x d matrix: rows travel to columns
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -24,7 +25,8 @@ def talking() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise PeerLostError(f"lost another process of this run ({str(error).splitlines()[0]})") from error
+        said = re.sub(r"^\[\S*\] ", "", str(error).splitlines()[0]).split(". ")[0]  # without source line and advice
+        raise PeerLostError(f"lost another process of this run ({said})") from error
 
 
 def assign(loads: Sequence[float], world_size: int) -> list[list[int]]:
