@@ -36,12 +36,12 @@ def _two_conv_two_linear(
 
 
 def lenet(in_channels: int, image_size: int, num_classes: int) -> nn.Module:
-    """LeNet-like network: 5x5 convolutions of 6 and 16 channels, linear layers of 120 and `num_classes`."""
+    """Return a LeNet-like network: 5x5 convolutions of 6 and 16 channels, linear layers of 120 and `num_classes`."""
     return _two_conv_two_linear(in_channels, image_size, num_classes, (6, 16), 120)
 
 
 def fedavg_cnn(in_channels: int, image_size: int, num_classes: int) -> nn.Module:
-    """The CNN of FedAvg (McMahan et al., 2017) as PFLlib has it: 32 and 64 channels, linear 512 and `num_classes`."""
+    """Return the CNN of FedAvg (McMahan et al., 2017): 5x5 convolutions of 32 and 64 channels, linear layer of 512."""
     return _two_conv_two_linear(in_channels, image_size, num_classes, (32, 64), 512)
 
 

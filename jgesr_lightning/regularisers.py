@@ -30,6 +30,7 @@ class Proximal:
         self.mu = mu
 
     def __call__(self, x: Tensor, sent: Tensor) -> Tensor:
+        """Return the penalty (...) of `x` (..., d)."""
         return 0.5 * self.mu * (x - sent).square().sum(-1)
 
     def __repr__(self) -> str:
@@ -47,6 +48,7 @@ class CosineDissimilarity:
         self.lam = lam
 
     def __call__(self, x: Tensor, sent: Tensor) -> Tensor:
+        """Return the penalty (...) of `x` (..., d)."""
         return -self.lam * torch.nn.functional.cosine_similarity(x, sent, dim=-1)
 
     def __repr__(self) -> str:
