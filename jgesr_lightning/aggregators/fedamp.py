@@ -31,11 +31,11 @@ class FedAMP(Aggregator):
 
     Args:
         variant: "heuristic" or "paper".
-        sigma: scale: sharpness of the attention in "heuristic" (25, as in public code), and in "paper" the squared distance
-            over which attention falls by e.
+        sigma: scale: sharpness of the attention in "heuristic" (25, as in public code), and in "paper" the squared
+            distance over which attention falls by e.
         a: length of the server's step; in "heuristic" only the ratio lam/a has a meaning.
-        lam: weight of the clients' pull. Public code has lam/a = 1/10^4, kept here with a = 1, for which "paper" stays an
-            average of up to 26 clients at sigma 25.
+        lam: weight of the clients' pull. Public code has lam/a = 1/10^4, kept here with a = 1, for which "paper" stays
+            an average of up to 26 clients at sigma 25.
         self_weight: weight of the client's own model in "heuristic"; None: 1/P for P participants.
     """
 
