@@ -24,7 +24,7 @@ from jgesr_lightning.config import (
 
 ROOT = Path(__file__).parent.parent
 BASE = ROOT / "configs" / "base.yaml"
-SHIPPED = [file for file in sorted((ROOT / "configs").rglob("*.yaml")) if "sweeps" not in file.parts]
+SHIPPED = [file for file in sorted((ROOT / "configs").rglob("*.yaml")) if not {"sweeps", "studies"} & set(file.parts)]
 
 
 @pytest.fixture
