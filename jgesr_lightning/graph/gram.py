@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-_CHUNK_BYTES_CPU = 1 << 20  # a chunk and its float64 copy stay in the second-level cache
+_CHUNK_BYTES_CPU = 1 << 22  # in the last-level cache; smaller ones cost more in calls than nearer caches save
+_ONE_BLAS_THREAD = "1" in (os.environ.get("OPENBLAS_NUM_THREADS"), os.environ.get("OMP_NUM_THREADS"))
 _CHUNK_BYTES_ACCELERATOR = 1 << 26  # few launches, and still far less than the matrix itself
 
 
 def chunk_columns(rows: int, device: torch.device) -> int:
     """Return how many columns to take at a time, so that `rows` of them in float64 make one chunk on `device`."""
     size = _CHUNK_BYTES_CPU if device.type == "cpu" else _CHUNK_BYTES_ACCELERATOR
-    return max(256, size // (8 * max(1, rows)) // 256 * 256)
+    columns = size // (8 * max(1, rows))
+    return columns // 1024 * 1024 if columns >= 1024 else max(256, columns // 256 * 256)
 
 
 def gram(X: Tensor, *, minus: Tensor | None = None, mask: Tensor | None = None, chunk: int | None = None) -> Tensor:
@@ -60,8 +63,10 @@ def self_product(part: Tensor) -> Tensor:
     as fast at K = 20). Elsewhere float32 is widened first, since its products may be rounded to ten bits there (TF32).
     """
     if _numpy_is_faster(part):
-        blocks, rest = _blocks(part.numpy())
-        total = (blocks @ blocks.swapaxes(-1, -2)).sum(0, dtype=np.float64) + rest @ rest.T
+        array = part.numpy()
+        total = np.zeros((len(array), len(array)))
+        for block in _blocks(array, len(array)):
+            total += block @ block.T
         return torch.from_numpy(total)
     wide = part if part.device.type == "cpu" else part.to(torch.float64)
     return (wide @ wide.mT).to(torch.float64)
@@ -72,9 +77,32 @@ def row_combinations(coefficients: Tensor, part: Tensor, out: Tensor) -> Tensor:
 
     In that dtype on a CPU; elsewhere in float64, see `self_product`.
     """
+    if part.device.type != "cpu":
+        return out.copy_(coefficients @ part.to(torch.float64))
+    coefficients = coefficients.to(part.dtype)
+    if not _numpy_is_faster(part):
+        return torch.mm(coefficients, part, out=out)
+    matrix = coefficients.numpy()
+    for source, target in zip(_blocks(part.numpy(), len(part)), _blocks(out.numpy(), len(part)), strict=True):
+        np.matmul(matrix, source, out=target)
+    return out
+
+
+def zero_gaps(part: Tensor, mask: Tensor) -> Tensor:
+    """Multiply `part` by the bool `mask` in place and return it: several times faster than to fill or to choose."""
     if part.device.type == "cpu":
-        return torch.mm(coefficients.to(part.dtype), part, out=out)
-    return out.copy_(coefficients @ part.to(torch.float64))
+        np.multiply(part.numpy(), mask.numpy(), out=part.numpy())
+    else:
+        part.mul_(mask)
+    return part
+
+
+def row_squares(part: Tensor) -> Tensor:
+    """Return the squared norms of the rows of (K, c): (K,) float64; sums over a row are in the type of `part`."""
+    if part.device.type == "cpu" and not part.requires_grad:
+        array = part.numpy()
+        return torch.from_numpy((array[:, None, :] @ array[:, :, None])[:, 0, 0].astype(np.float64))
+    return torch.linalg.vecdot(part, part).to(torch.float64)
 
 
 class Scratch:
@@ -99,15 +127,16 @@ def _numpy_is_faster(part: Tensor) -> bool:
     return part.shape[0] < 64 and torch.get_num_threads() <= 2 and part.dtype in (torch.float32, torch.float64)
 
 
-def _blocks(array: Any) -> tuple[Any, Any]:
-    """Split (K, c) into views (blocks, K, width) and the columns left over.
+def _blocks(array: Any, rows: int) -> list[Any]:
+    """Cut (K, c) into columns so few that numpy's BLAS multiplies them with `rows` rows on the calling thread.
 
-    Blocks are so narrow that numpy's BLAS multiplies each on the calling thread. Its own threads know nothing of
-    torch's number of threads, and on a machine that is busy otherwise they wait for each other a thousandfold.
+    Its own threads know nothing of torch's number of threads, and on a machine that is busy otherwise they wait for
+    each other a thousandfold.
     """
-    width = max(1, (1 << 18) // len(array) ** 2)
-    whole = array.shape[1] // width * width
-    return array[:, :whole].reshape(len(array), -1, width).swapaxes(0, 1), array[:, whole:]
+    if _ONE_BLAS_THREAD:
+        return [array]
+    width = 1 << max(0, ((1 << 19) // rows**2).bit_length() - 1)
+    return [array[:, start : start + width] for start in range(0, array.shape[1], width)]
 
 
 def distances_from_gram(G: Tensor) -> Tensor:

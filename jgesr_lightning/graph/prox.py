@@ -20,19 +20,17 @@ twentieth of a kernel launch and its synchronisation. Nothing here touches d.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-try:  # what np.linalg.solve calls, without the checks that take longer than a small system itself
-    from numpy.linalg._umath_linalg import solve1 as _solve
-except ImportError:
-    _solve = np.linalg.solve
-
 Array = npt.NDArray[np.float64]
+
+# What np.linalg.solve calls, without the checks that take longer than a small system itself.
+_solve: Any = getattr(getattr(np.linalg, "_umath_linalg", None), "solve1", np.linalg.solve)
 
 _EPS = float(np.finfo(np.float64).eps)
 _MAX_STEPS = 200
@@ -61,7 +59,7 @@ def prox_log_degree(theta: Tensor, beta: float, gamma: float, rho: float) -> Ten
     if not (beta > 0 and rho > 0 and gamma >= 0 and math.isfinite(beta + gamma + rho)):
         raise ValueError(f"beta and rho must be positive, gamma non-negative; got {beta}, {rho}, {gamma}")
     W, _, _ = prox_arrays(symmetric_part("theta", theta), beta, gamma, rho)
-    return torch.from_numpy(W).view(theta.shape).to(theta.device)
+    return torch.from_numpy(W.reshape(theta.shape)).to(theta.device)
 
 
 def symmetric_part(name: str, matrix: Tensor) -> Array:
@@ -71,7 +69,7 @@ def symmetric_part(name: str, matrix: Tensor) -> Array:
     nodes = matrix.shape[-1]
     if nodes < 2:
         raise ValueError(f"{name}: a graph needs at least 2 nodes; got {nodes}")
-    array: Array = matrix.detach().to("cpu", torch.float64).reshape(-1, nodes, nodes).numpy()
+    array: Array = matrix.detach().to("cpu", torch.float64).numpy().reshape(-1, nodes, nodes)
     with np.errstate(invalid="ignore"):  # a diagonal of infinities of either sign
         array = (array + array.swapaxes(-1, -2)) * 0.5
     array.reshape(len(array), -1)[:, :: nodes + 1] = 0
@@ -108,13 +106,14 @@ def prox_arrays(
 def _start(t: Array) -> Array:
     """Return the dual variables as if all edges of a node were equal: of the right magnitude where they are not."""
     edges = t.shape[-1] - 1
-    total = np.maximum(t, 0).sum(-1)
-    result: Array = np.maximum(-t.max(-1), 0) / 2 + 2 / (total + np.sqrt(total * total + 8 * edges))
+    total = _row_sums(np.maximum(t, 0))
+    result: Array = 2 / (total + np.sqrt(total * total + 8 * edges))
+    result -= np.minimum(t.max(-1), 0) * 0.5
     return result
 
 
 def _newton_undamped(t: Array, y: Array) -> tuple[Array, Array, int] | None:
-    """Return (v, y, Newton steps) of one small unit problem from y, or None where full steps do not lead straight there.
+    """Return (v, y, Newton steps) of one small unit problem, or None where full steps from y do not lead there.
 
     Nearly every problem that a solver meets is so tame. A step is then a dozen operations on 3 kB, each of which takes
     as long to call as to do, and what `_newton` does for batches and against rounding would cost several times more.

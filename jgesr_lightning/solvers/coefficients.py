@@ -73,12 +73,12 @@ class Coefficients:
         size, device = self._rows + 1, self._shared.device
         total = torch.zeros(len(self._layers), size, size, dtype=torch.float64, device=device)
         scratch = Scratch(device)
-        average = torch.full((1, self._clients), 1 / self._clients, dtype=self._shared.dtype, device=device)
+        average = torch.full((1, self._clients), 1 / self._clients, dtype=torch.float64, device=device)
         for layer, columns in column_chunks(self._layers, size, device):
-            part = scratch.take("part", size, columns.stop - columns.start, torch.float64)
+            part = scratch.take("part", size, columns.stop - columns.start, self._shared.dtype)
             shared = self._shared[columns]
             # Any row would do; their mean, rounded as it may be, is one that none of them is far from.
-            torch.mm(average, self._sources[0][:, columns].to(shared.dtype), out=shared[None])
+            row_combinations(average, self._sources[0][:, columns].to(shared.dtype), shared[None])
             for block, source in enumerate(self._sources):
                 rows = part[block * self._clients : (block + 1) * self._clients]
                 torch.sub(source[:, columns].to(shared.dtype), shared, out=rows)
@@ -141,15 +141,22 @@ class Coefficients:
         """Return C X_r, (K, d), dtype and device of `received`; reads the data a second time."""
         received = self._sources[0]
         result = torch.empty_like(received, memory_format=torch.contiguous_format)
-        coefficients = torch.from_numpy(self._current).to(self._shared.device)
-        scratch = Scratch(self._shared.device)
-        for layer, columns in column_chunks(self._layers, self._rows, self._shared.device):
-            shared, width = self._shared[columns], columns.stop - columns.start
-            part = scratch.take("part", self._rows, width, shared.dtype)
+        shared, device = self._shared, self._shared.device
+        # The shared row goes last: small terms are summed first, and the result is rounded once.
+        padded = np.concatenate([self._current, np.ones((*self._current.shape[:-1], 1))], -1)
+        coefficients = torch.from_numpy(padded).to(device, shared.dtype if device.type == "cpu" else torch.float64)
+        scratch = Scratch(device)
+        for layer, columns in column_chunks(self._layers, self._rows, device):
+            width = columns.stop - columns.start
+            part = scratch.take("part", self._rows + 1, width, shared.dtype)
             for block, source in enumerate(self._sources):
                 rows = part[block * self._clients : (block + 1) * self._clients]
-                torch.sub(source[:, columns].to(shared.dtype), shared, out=rows)
-            combined = scratch.take("combined", self._clients, width, shared.dtype)
-            row_combinations(coefficients[layer], part, combined)
-            torch.add(combined, shared, out=result[:, columns])
+                torch.sub(source[:, columns].to(shared.dtype), shared[columns], out=rows)
+            part[-1] = shared[columns]
+            target = result[:, columns]
+            if target.dtype == shared.dtype:
+                row_combinations(coefficients[layer], part, target)
+            else:
+                combined = scratch.take("combined", self._clients, width, shared.dtype)
+                target.copy_(row_combinations(coefficients[layer], part, combined))
         return result
