@@ -62,14 +62,24 @@ def self_product(part: Tensor) -> Tensor:
     On a CPU with few threads numpy does it: its matrix product sees that both factors are one and computes half (twice
     as fast at K = 20). Elsewhere float32 is widened first, since its products may be rounded to ten bits there (TF32).
     """
-    if _numpy_is_faster(part):
-        array = part.numpy()
-        total = np.zeros((len(array), len(array)))
-        for block in _blocks(array, len(array)):
-            total += block @ block.T
-        return torch.from_numpy(total)
-    wide = part if part.device.type == "cpu" else part.to(torch.float64)
-    return (wide @ wide.mT).to(torch.float64)
+    if part.device.type != "cpu" or part.dtype != torch.float32:
+        wide = part.to(torch.float64)
+    else:
+        total = _product(part)
+        norms = total.diagonal(dim1=-2, dim2=-1)
+        if part.shape[-1] == 0 or (float(norms.min()) > 1e-30 and float(norms.max()) < float("inf")):
+            return total
+        wide = part.to(torch.float64)  # squares beyond the range of float32
+    return _product(wide)
+
+
+def _product(part: Tensor) -> Tensor:
+    if not _numpy_is_faster(part):
+        return (part @ part.mT).to(torch.float64)
+    total = np.zeros((len(part), len(part)))
+    for block in _blocks(part.numpy(), len(part)):
+        total += block @ block.T
+    return torch.from_numpy(total)
 
 
 def row_combinations(coefficients: Tensor, part: Tensor, out: Tensor) -> Tensor:
@@ -101,7 +111,8 @@ def row_squares(part: Tensor) -> Tensor:
     """Return the squared norms of the rows of (K, c): (K,) float64; sums over a row are in the type of `part`."""
     if part.device.type == "cpu" and not part.requires_grad:
         array = part.numpy()
-        return torch.from_numpy((array[:, None, :] @ array[:, :, None])[:, 0, 0].astype(np.float64))
+        squares: Tensor = torch.from_numpy((array[:, None, :] @ array[:, :, None])[:, 0, 0])
+        return squares.to(torch.float64)
     return torch.linalg.vecdot(part, part).to(torch.float64)
 
 
