@@ -111,9 +111,9 @@ def row_squares(part: Tensor) -> Tensor:
     """Return the squared norms of the rows of (K, c): (K,) float64; sums over a row are in the type of `part`."""
     if part.device.type == "cpu" and not part.requires_grad:
         array = part.numpy()
-        squares: Tensor = torch.from_numpy((array[:, None, :] @ array[:, :, None])[:, 0, 0])
-        return squares.to(torch.float64)
-    return torch.linalg.vecdot(part, part).to(torch.float64)
+        return torch.from_numpy((array[:, None, :] @ array[:, :, None])[:, 0, 0]).to(torch.float64)
+    squares: Tensor = torch.linalg.vecdot(part, part)
+    return squares.to(torch.float64)
 
 
 class Scratch:

@@ -12,6 +12,7 @@ from jgesr_lightning.graph.prox import Array, prox_arrays, symmetric_part
 
 _MAX_ROUNDS = 60
 _PRECISION = 1e-12
+_DEAREST = 1e8  # times the median cost: dearer edges count as this, since double precision cannot tell their weights
 
 
 def learn_graph(sq_distances: Tensor, alpha: float, beta: float, gamma: float) -> Tensor:
@@ -58,7 +59,7 @@ def learn_arrays(cost: Array, beta: float, start: Array | None = None) -> tuple[
     off = ~np.eye(nodes, dtype=bool)
     # In units where the typical edge costs one and beta is one, the same schedule fits every instance.
     unit = np.median(cost[:, off], axis=-1)[:, None, None]
-    cost = cost / unit
+    cost = np.minimum(cost / unit, _DEAREST)
     w = np.zeros_like(cost) if start is None else start * unit / beta
     rho, dual, steps = 1.0, None, 0
     for _ in range(_MAX_ROUNDS):

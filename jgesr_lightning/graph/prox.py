@@ -35,6 +35,7 @@ _solve: Any = getattr(getattr(np.linalg, "_umath_linalg", None), "solve1", np.li
 _EPS = float(np.finfo(np.float64).eps)
 _MAX_STEPS = 200
 _STIFF = 10.0  # largest y from which a start out of balance is led to the solution
+_CHEAP, _DEAREST = 1e6, 1e10
 _CHOLESKY_FROM = 64  # nodes from which half the operations matter more than a second library's overhead
 
 
@@ -95,12 +96,38 @@ def prox_arrays(
     if gamma:
         t -= gamma / math.sqrt(beta * rho)
     t.reshape(len(t), -1)[:, :: t.shape[-1] + 1] = -np.inf  # so that max(0, .) leaves the diagonal of v at zero
+    shrink = _tame(t)
     y = _start(t) if dual is None else dual / math.sqrt(beta * rho)
+    if shrink is not None and dual is not None:
+        y = y * shrink[:, 0]
     solved = _newton_undamped(t[0], y[0]) if len(t) == 1 and t.shape[-1] < _CHOLESKY_FROM else None
     v, y, steps = solved or _solve_unit(t, y)
+    if shrink is not None:
+        v *= shrink
+        y = y / shrink[:, 0]
     v *= scale
     y = y * math.sqrt(beta * rho)
     return v, y, steps
+
+
+def _tame(t: Array) -> Array | None:
+    """Bring a unit problem into the range that double precision can solve, in place; return (B, 1, 1) or None.
+
+    v is the small difference t + y_m + y_n, so that |t| beyond 1e16 leaves no digit of it. Where even the cheapest edge
+    has t < -1e6, v is below 1e-6, the quadratic term is 1e-12 of the others, and without it v(t) = a v(a t): t is
+    multiplied by the returned factors a, and so is to be v. Beyond that, an edge with t < -1e10 counts as having that: a
+    node without a better one gets a degree of 1e-10 and not one still smaller.
+    """
+    lowest = float(t.min(where=np.isfinite(t), initial=0.0))
+    if lowest >= -_CHEAP:
+        return None
+    cheapest = -t.max((-1, -2))
+    shrink: Array | None = None
+    if float(cheapest.max()) > _CHEAP:
+        shrink = np.where(cheapest > _CHEAP, _CHEAP / np.maximum(cheapest, 1), 1.0)[:, None, None]
+        t *= shrink
+    np.maximum(t, -_DEAREST, out=t, where=np.isfinite(t))
+    return shrink
 
 
 def _start(t: Array) -> Array:
