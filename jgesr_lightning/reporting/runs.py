@@ -19,7 +19,7 @@ from jgesr_lightning.reporting.conditions import CELL, condition, digest, flatte
 from jgesr_lightning.reporting.plots import Array
 
 SCHEMA = 1
-_INNER = ("wandb", "checkpoint", "figures", "media")  # folders inside a run's folder; none holds another run
+_INNER = ("wandb", "checkpoint", "figures", "media")  # folders inside a run's folder; there, none holds another run
 
 Column = tuple[str, float, float]
 """Data set, noise level, missing rate: a column of a table."""
@@ -150,9 +150,10 @@ def _run_folders(roots: Iterable[str | Path]) -> Iterator[Path]:
         if not Path(root).is_dir():
             raise ConfigError(f"no folder {root}")
         for place, folders, files in os.walk(root):
-            folders[:] = sorted(name for name in folders if name not in _INNER and not name.startswith("."))
-            folder = Path(place)
-            if ("summary.json" in files or "config.yaml" in files) and folder.resolve() not in seen:
+            folder, is_run = Path(place), "summary.json" in files or "config.yaml" in files
+            passed_over = _INNER if is_run else ()  # elsewhere a run may well be called so
+            folders[:] = sorted(name for name in folders if name not in passed_over and not name.startswith("."))
+            if is_run and folder.resolve() not in seen:
                 seen.add(folder.resolve())
                 yield folder
 

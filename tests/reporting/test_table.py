@@ -187,3 +187,12 @@ def test_metrics_in_words():
         "local test accuracy of each client's own model after local training, worst client"
     )
     assert describe("seconds/train") == "seconds/train"
+
+
+@pytest.mark.parametrize("name", ["media", "checkpoint", "figures", "wandb"])
+def test_a_run_may_be_named_like_a_folder_inside_a_run(tmp_path, name):
+    outer = make_run(tmp_path, name, 0.9, method="fedavg")
+    make_run(outer, name, 0.5, method="local")  # what lies so named inside a run is the run's own
+    _, collection = tables_of([tmp_path])
+    assert [run.folder for run in collection.runs] == [outer]
+    assert collection.notes == []
