@@ -13,9 +13,7 @@ STUDY ?= table1_small
 # A folder of data sets that the checkouts of a group share, beside them, is used where there is one.
 ifndef JGESR_DATA
 ifneq ($(wildcard ../shared/data/.),)
-ifeq ($(wildcard data/.),)
 export JGESR_DATA := $(abspath ../shared/data)
-endif
 endif
 endif
 

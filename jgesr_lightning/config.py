@@ -193,7 +193,10 @@ def _known(key: str, where: str) -> str:
         raise ConfigError("base belongs into a file")
     leaf = key.rpartition(".")[2]
     same = [known for known in KEYS if known.rpartition(".")[2] == leaf]
-    hint = f" (did you mean {same[0]!r}?)" if same else nearest(key, KEYS)
+    close = nearest(key, [*KEYS, *SECTIONS])  # a misspelt word comes before a word that stands elsewhere
+    section = key.partition(".")[0]
+    moved = bool(same) and (section == leaf or section in SECTIONS)
+    hint = f" (did you mean {same[0]!r}?)" if moved or (same and not close) else close
     tops = [known for known in KEYS if "." not in known]
     known = f"; known: {', '.join([*tops, *(f'{section}.*' for section in SECTIONS)])}" if not hint else ""
     raise ConfigError(f"{at}unknown key {key!r}{hint}{known}")

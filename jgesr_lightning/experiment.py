@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +27,7 @@ from jgesr_lightning.federation import Federation, FederationState, NonFiniteErr
 from jgesr_lightning.layout import ParameterLayout
 from jgesr_lightning.models import build_model
 from jgesr_lightning.runtime import checkpoint
-from jgesr_lightning.runtime.files import InUseError, locked, move_aside, write_text
+from jgesr_lightning.runtime.files import InUseError, locked, move_aside, say, write_text
 from jgesr_lightning.runtime.launch import (
     OURSELVES,
     Launch,
@@ -140,7 +139,7 @@ def _outcome(opening: Opening, config: Config, folder: Path) -> Result | None:
     if not opening.finished:
         return None
     if first_process():
-        _say(f"{folder} is finished already ({config.rounds} rounds); nothing to do")
+        say(f"{folder} is finished already ({config.rounds} rounds); nothing to do")
     return Result("finished", folder, config.rounds)
 
 
@@ -243,7 +242,7 @@ def _prepare_folder(config: Config, folder: Path, resumed: tuple[Path, dict[str,
     continued = config.resume == "auto" or (resumed is not None and _lies_in(resumed[0], folder))
     if not continued and any((folder / name).exists() for name in ("config.yaml", "summary.json", "checkpoint")):
         aside = move_aside(folder)
-        _say(f"{folder} held a run already; it is kept as {aside}")
+        say(f"{folder} held a run already; it is kept as {aside}")
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "config.yaml", to_yaml(config))
 
@@ -348,7 +347,7 @@ def _drive(
         state = checkpoint.load(source, shared, federation.sharding, federation.fabric.device)
         federation.aggregator.load_state(shared["aggregator"])
         if zero:
-            _say(f"going on from {source}, after round {state.round}")
+            say(f"going on from {source}, after round {state.round}")
     try:
         status = federation.run(state)
     except NonFiniteError as error:
@@ -362,17 +361,18 @@ def _drive(
             _try_summary(files, config.rounds, state, str(error))
         raise
     except OSError as error:
-        reason = f"could not write the results in {folder}: {error}; make room, then go on with resume=auto"
+        remedy = "make room, then go on with resume=auto" if folder.is_dir() else "the folder is gone"
+        reason = f"could not write the results in {folder}: {error}; {remedy}"
         if zero:
             _try_summary(files, config.rounds, state, reason)
         raise OSError(reason) from error
     if zero:
         if status == "stopped":
-            _say(
+            say(
                 f"stopped by {federation.stop.received or 'another process'} after round {state.round} of "
                 f"{config.rounds}, saved; go on with resume=auto"
             )
-        _say(f"results: {folder}")
+        say(f"results: {folder}")
     return Result(status, folder, state.round, federation.stop.received or "")
 
 
@@ -380,7 +380,7 @@ def _try_summary(files: ResultFiles, rounds: int, state: FederationState, reason
     try:
         files.write_summary(rounds, state, "failed", reason)
     except OSError as error:  # the disk may be full; the failure itself is on its way to the user
-        _say(f"summary.json could not be written: {error}")
+        say(f"summary.json could not be written: {error}")
 
 
 def _facts(config: Config, folder: Path, deviation: float) -> dict[str, Any]:
@@ -419,12 +419,12 @@ def _wandb(config: Config, folder: Path, table: tuple[list[str], list[list[Any]]
 
 
 def _announce(config: Config, folder: Path, launch: Launch, engine: str, reason: str, layout: ParameterLayout) -> None:
-    _say(
+    say(
         f"{config.aggregator.name} on {config.data.name}: {config.clients} clients, {config.rounds} rounds, "
         f"noise {config.channel.noise:g}, missing {config.channel.missing_rate:g}, seed {config.seed}; "
         f"{config.model.name} of {layout.size:,} parameters"
     )
-    _say(f"{launch.world_size} x {launch.accelerator}, engine {engine} ({reason}); results go to {folder}")
+    say(f"{launch.world_size} x {launch.accelerator}, engine {engine} ({reason}); results go to {folder}")
 
 
 def _make_deterministic() -> None:
@@ -433,7 +433,3 @@ def _make_deterministic() -> None:
     # filling fresh memory guards against reading it uninitialised, which nothing here does; it costs a pass a tensor
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

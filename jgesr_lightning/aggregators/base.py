@@ -214,6 +214,7 @@ class Aggregator(nn.Module, ABC):
             raise ValueError(f"mask must be of type bool; got {mask.dtype}")
         if layers is not None and sum(layers) != size:
             raise ValueError(f"layers must sum to the {size} columns; they sum to {sum(layers)}")
+        weights = weights / weights.max()  # first, lest the sum overflows
         return weights / weights.sum()
 
     @staticmethod

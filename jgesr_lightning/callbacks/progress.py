@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from tqdm import tqdm
 
 from jgesr_lightning.federation import Federation, FederationState, Stopwatch
 from jgesr_lightning.records import RoundRecord
+from jgesr_lightning.runtime.files import say
 
 
 class Progress:
@@ -34,7 +36,7 @@ class Progress:
         self.active = federation.fabric.is_global_zero
         self._work = federation.weights.tolist()
         self._start, self._first, self._rounds = time.perf_counter(), state.round, federation.rounds
-        if self.active and sys.stderr.isatty():
+        if self.active and sys.stderr is not None and sys.stderr.isatty():
             own = sum(self._work[client] for client in federation.sharding.clients)
             left = (federation.rounds - state.round) * federation.participation * own
             shape = "{desc} {percentage:3.0f}%|{bar}| {elapsed} elapsed, {remaining} left{postfix}"
@@ -44,12 +46,14 @@ class Progress:
     def on_round_start(self, round_number: int, sent: Tensor) -> None:
         """Name the round."""
         if self.bar is not None:
-            self.bar.set_description(f"round {round_number}/{self._rounds}")
+            with contextlib.suppress(OSError):
+                self.bar.set_description(f"round {round_number}/{self._rounds}")
 
     def on_client_trained(self, row: int, client: int, state_dict: Mapping[str, Tensor]) -> None:
         """Advance by the client's work."""
         if self.bar is not None:
-            self.bar.update(self._work[client])
+            with contextlib.suppress(OSError):
+                self.bar.update(self._work[client])
 
     def on_round_end(
         self, federation: Federation, state: FederationState, record: RoundRecord, watch: Stopwatch
@@ -72,14 +76,16 @@ class Progress:
     def on_federation_end(self, federation: Federation, state: FederationState, status: str) -> None:
         """Close the bar."""
         if self.bar is not None:
-            self.bar.close()
+            with contextlib.suppress(OSError):
+                self.bar.close()
             self.bar = None
 
     def _print(self, line: str) -> None:
         if self.bar is not None:
-            self.bar.write(line, file=sys.stderr)
+            with contextlib.suppress(OSError):
+                self.bar.write(line, file=sys.stderr)
         else:
-            print(line, file=sys.stderr, flush=True)
+            say(line)
 
 
 def _accuracies(record: RoundRecord) -> str:

@@ -169,7 +169,7 @@ class WandbLog:
             group=self.group,
             tags=list(self.tags) or None,
             # offline, W&B's page of curves in characters would only get in the way
-            settings=wandb.Settings(init_timeout=INIT_SECONDS, login_timeout=5, quiet=mode == "offline"),
+            settings=wandb.Settings(init_timeout=INIT_SECONDS, login_timeout=5, silent=mode == "offline"),
         )
         # Lightning's logger would start a run with an x axis of its own, and settings that W&B warns about
         self.logger = WandbLogger(experiment=started)

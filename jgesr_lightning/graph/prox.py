@@ -115,8 +115,8 @@ def _tame(t: Array) -> Array | None:
 
     v is the small difference t + y_m + y_n, so that |t| beyond 1e16 leaves no digit of it. Where even the cheapest edge
     has t < -1e6, v is below 1e-6, the quadratic term is 1e-12 of the others, and without it v(t) = a v(a t): t is
-    multiplied by the returned factors a, and so is to be v. Beyond that, an edge with t < -1e10 counts as having that: a
-    node without a better one gets a degree of 1e-10 and not one still smaller.
+    multiplied by the returned factors a, and so is to be v. Beyond that, an edge with t < -1e10 counts as having that:
+    a node without a better one gets a degree of 1e-10 and not one still smaller.
     """
     lowest = float(t.min(where=np.isfinite(t), initial=0.0))
     if lowest >= -_CHEAP:

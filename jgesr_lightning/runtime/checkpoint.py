@@ -22,6 +22,10 @@ from jgesr_lightning.runtime.files import sync_folder, write_atomically
 from jgesr_lightning.runtime.sharding import Sharding
 
 SCHEMA = 1
+KEYS = {
+    *("schema", "round", "num_clients", "size", "world_size"),
+    *("config", "aggregator", "records", "graphs", "layer_graphs"),
+}
 
 
 class CheckpointError(RuntimeError):
@@ -111,6 +115,8 @@ def _read(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path} is damaged ({type(error).__name__}); remove {path.parent} and start anew without resume"
         ) from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} is no part of a checkpoint; start anew without resume")
     return content
 
 
@@ -125,6 +131,9 @@ def read_shared(folder: Path) -> dict[str, Any]:
     shared = _read(folder / "state.pt")
     if shared.get("schema") != SCHEMA:
         raise CheckpointError(f"{folder} has schema {shared.get('schema')}, this program reads schema {SCHEMA}")
+    missing = sorted(KEYS - shared.keys())
+    if missing:
+        raise CheckpointError(f"{folder / 'state.pt'} lacks {', '.join(missing)}; start anew without resume")
     return shared
 
 
@@ -150,19 +159,27 @@ def load(folder: Path, shared: dict[str, Any], sharding: Sharding, device: torch
     found = set()
     place = {client: row for row, client in enumerate(sharding.clients)}
     for rank in range(shared["world_size"]):
-        part = _read(folder / f"models_{rank:05d}.pt")
+        path = folder / f"models_{rank:05d}.pt"
+        part = _read(path)
+        clients, rows = part.get("clients"), part.get("models")
+        if not (isinstance(clients, list) and isinstance(rows, Tensor) and rows.shape == (len(clients), sharding.size)):
+            raise CheckpointError(f"{path} does not hold the models it should; start anew without resume")
         if models is None:
-            models = torch.empty(len(place), sharding.size, dtype=part["models"].dtype, device=device)
-        for row, client in enumerate(part["clients"]):
+            models = torch.empty(len(place), sharding.size, dtype=rows.dtype, device=device)
+        for row, client in enumerate(clients):
             if client in place:
-                models[place[client]] = part["models"][row].to(device)
+                models[place[client]] = rows[row].to(device)
                 found.add(client)
     if models is None or found != set(place):
         raise CheckpointError(f"{folder} lacks the models of clients {sorted(set(place) - found)}")
+    try:
+        records = [RoundRecord(**record) for record in shared["records"]]
+    except TypeError as error:
+        raise CheckpointError(f"{folder} holds records of another kind; start anew without resume") from error
     return FederationState(
         round=shared["round"],
         models=models,
-        records=[RoundRecord(**record) for record in shared["records"]],
+        records=records,
         graphs=shared["graphs"],
         layer_graphs=shared["layer_graphs"],
     )

@@ -91,3 +91,22 @@ def test_another_schema_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "SCHEMA", 99)
     with pytest.raises(CheckpointError, match="has schema 1, this program reads schema 99"):
         checkpoint.read_shared(folder)
+
+
+@pytest.mark.parametrize("content", [[1], torch.zeros(3), {"schema": 1}, {"schema": 1, "round": 2}])
+def test_what_is_no_checkpoint_though_torch_can_load_it_is_named(tmp_path, content):
+    folder = checkpoint.save(tmp_path, state_of(2), {}, {}, single())
+    torch.save(content, folder / "state.pt")
+    with pytest.raises(CheckpointError, match=r"state\.pt (is no part|lacks)"):
+        checkpoint.read_shared(folder)
+
+
+@pytest.mark.parametrize(
+    "content", [[1], {"clients": [0, 1, 2]}, {"clients": [0, 1, 2], "models": torch.zeros(2, 4)}, {"models": 3}]
+)
+def test_models_of_another_kind_are_named(tmp_path, content):
+    folder = checkpoint.save(tmp_path, state_of(2), {}, {}, single())
+    shared = checkpoint.read_shared(folder)
+    torch.save(content, folder / "models_00000.pt")
+    with pytest.raises(CheckpointError, match=r"models_00000\.pt"):
+        checkpoint.load(folder, shared, single(), CPU)

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from jgesr_lightning.runtime.files import InUseError, locked, move_aside, write_atomically, write_text
+from jgesr_lightning.runtime.files import InUseError, locked, move_aside, say, write_atomically, write_text
 
 
 def test_a_failed_write_leaves_the_former_file_and_no_other(tmp_path):
@@ -47,3 +47,18 @@ def test_folders_are_moved_aside_under_free_names(tmp_path):
         (tmp_path / "run").mkdir()
         assert move_aside(tmp_path / "run") == tmp_path / f"run.{number}"
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("gone", [OSError(32, "Broken pipe"), ValueError("I/O operation on closed file")])
+def test_a_reader_that_went_away_stops_nothing(monkeypatch, gone):
+    class Broken:
+        def write(self, text):
+            raise gone
+
+        def flush(self):
+            raise gone
+
+    monkeypatch.setattr(sys, "stderr", Broken())
+    say("a line")
+    monkeypatch.setattr(sys, "stderr", None)
+    say("a line")
