@@ -192,14 +192,14 @@ def _file_name(text: str) -> str:
 
 
 def finished(roots: Sequence[str | Path], metric: str) -> tuple[list[Run], list[str]]:
-    """Return the finished runs below some folders and notes on those left out.
+    """Return the finished runs below some folders whose files can be read, and notes on those left out.
 
     Raises:
         ConfigError: no folder, no finished run, or a metric that cannot be drawn.
     """
     if not metric.startswith("accuracy/"):
         raise ConfigError(f"--metric is {metric!r}; figures show accuracies, such as {METRIC}")
-    collection = collect(roots)
+    collection = collect(roots, metric)
     if not collection.runs:
         why = f" ({'; '.join(collection.notes)})" if collection.notes else ""
         raise ConfigError(f"no finished run in {', '.join(map(str, roots))}{why}")

@@ -140,8 +140,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--metric", default=METRIC, help=f"an accuracy in the runs' summaries ({METRIC})")
     parser.add_argument("--out", type=Path, metavar="FILE", help="the page (RUNS/report.html)")
     arguments = parser.parse_args(argv)
-    tables, collection = tables_of(arguments.folders, arguments.metric)
-    drawings = draw(collection.runs, arguments.metric) if arguments.metric.startswith("accuracy/") else ()
+    drawn = arguments.metric.startswith("accuracy/")
+    tables, collection = tables_of(arguments.folders, arguments.metric, drawn)
+    drawings = draw(collection.runs, arguments.metric) if drawn else ()
     target = arguments.out or Path(arguments.folders[0]) / "report.html"
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(page(tables, drawings, collection.runs, collection.notes), encoding="utf-8")

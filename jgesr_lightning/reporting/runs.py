@@ -6,6 +6,8 @@ import csv
 import json
 import math
 import os
+import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +22,12 @@ from jgesr_lightning.reporting.plots import Array
 
 SCHEMA = 1
 _INNER = ("wandb", "checkpoint", "figures", "media")  # folders inside a run's folder; there, none holds another run
+
+# what reading a file raises that is cut short, was overwritten in part or is no such file at all
+_UNREADABLE = (
+    ValueError, LookupError, TypeError, AttributeError, ArithmeticError, OSError, EOFError, RuntimeError, MemoryError,
+    csv.Error, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
 
 Column = tuple[str, float, float]
 """Data set, noise level, missing rate: a column of a table."""
@@ -80,8 +88,13 @@ class Run:
         path = self.folder / "metrics.csv"
         if not path.is_file():
             return None
-        with path.open(newline="") as file:
-            rows = list(csv.DictReader(file))
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file, strict=True)
+            rows = list(reader)
+        if reader.fieldnames is None:
+            raise ValueError("the file is empty")
+        if any(None in row or None in row.values() for row in rows):
+            raise ValueError("a row is not as long as the header")
         if not rows or metric not in rows[0]:
             return None
         return [int(row["round"]) for row in rows], [float(row[metric] or "nan") for row in rows]
@@ -91,9 +104,16 @@ class Run:
         path = self.folder / "partition.csv"
         if not path.is_file():
             return None
-        with path.open(newline="") as file:
-            header, *rows = list(csv.reader(file))
-        return header[3:], np.array([[float(cell) for cell in row[3:]] for row in rows])
+        with path.open(newline="", encoding="utf-8") as file:
+            lines = [line for line in csv.reader(file, strict=True) if line]
+        if len(lines) < 2:
+            raise ValueError("the file has no clients")
+        if len({len(line) for line in lines}) > 1:
+            raise ValueError("a row is not as long as the header")
+        counts = np.array([[float(cell) for cell in line[3:]] for line in lines[1:]])
+        if not np.isfinite(counts).all():
+            raise ValueError("a count is not a number")
+        return lines[0][3:], counts
 
     def last_graph(self) -> tuple[int, Array] | None:
         """Return the last kept graph and its round; None where there is none."""
@@ -102,7 +122,27 @@ class Run:
             return None
         with np.load(path) as stored:
             kept = sorted(name for name in stored.files if name.startswith("round_"))
-            return (int(kept[-1].removeprefix("round_")), np.asarray(stored[kept[-1]])) if kept else None
+            if not kept:
+                return None
+            number, graph = int(kept[-1].removeprefix("round_")), np.asarray(stored[kept[-1]], dtype=np.float64)
+        if graph.ndim != 2 or graph.shape[0] != graph.shape[1] or np.isinf(graph).any():
+            raise ValueError(f"the graph of round {number} is not a square matrix of weights")
+        return number, graph
+
+    def damage(self, metric: str) -> str | None:
+        """Return which of the files that figures are drawn from cannot be read, and why; None where all can."""
+        name = "metrics.csv"
+        try:
+            self.history(metric)
+            name = "partition.csv"
+            held = self.class_counts()
+            name = "graphs.npz"
+            kept = self.last_graph()
+        except _UNREADABLE as error:
+            return f"{name} cannot be read ({type(error).__name__}: {error})"
+        if held is not None and kept is not None and len(held[1]) != len(kept[1]):
+            return f"partition.csv has {len(held[1])} clients, graphs.npz {len(kept[1])}"
+        return None
 
 
 @dataclass(frozen=True)
@@ -118,11 +158,15 @@ class Collection:
     notes: list[str]
 
 
-def collect(roots: Iterable[str | Path]) -> Collection:
+def collect(roots: Iterable[str | Path], drawn: str | None = None) -> Collection:
     """Return the finished runs in and below some folders.
 
-    Failed, stopped and unfinished runs are left out by name. Of several runs with the same settings and seed the newest
-    counts.
+    Failed, stopped, unfinished and damaged runs are left out by name. Of several runs with the same settings and seed
+    the newest counts.
+
+    Args:
+        roots: the folders.
+        drawn: metric whose figures are wanted: the files that they need must be sound too; None: summaries are enough.
 
     Raises:
         ConfigError: a folder that is not there.
@@ -131,6 +175,8 @@ def collect(roots: Iterable[str | Path]) -> Collection:
     notes: list[str] = []
     for folder in _run_folders(roots):
         found = _read(folder)
+        if isinstance(found, Run) and drawn is not None:
+            found = found.damage(drawn) or found
         if isinstance(found, str):
             notes.append(f"{folder.name}: {found}; left out")
             continue
@@ -164,7 +210,7 @@ def _read(folder: Path) -> Run | str:
     if not path.is_file():
         return "not finished (no summary.json)"
     try:
-        summary = json.loads(path.read_text())
+        summary = json.loads(path.read_text(encoding="utf-8"))
         status, schema = summary["status"], summary["schema"]
         if schema != SCHEMA:
             return f"summary.json has format {schema}, this program reads {SCHEMA}"
@@ -172,10 +218,26 @@ def _read(folder: Path) -> Run | str:
             reason = f" ({summary['reason']})" if summary.get("reason") else ""
             return f"{status}{reason} after round {summary['rounds_done']} of {summary['rounds']}"
         run = Run(folder, summary)
-        _ = run.label, run.column, run.seed, run.protocol, summary["last"]["round"]
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        _ = run.label, run.column, hash(run.seed), run.protocol, condition(run.config)
+        _check_numbers(summary)
+    except _UNREADABLE as error:
         return f"summary.json cannot be read ({type(error).__name__}: {error})"
     return run
+
+
+def _check_numbers(summary: dict[str, Any]) -> None:
+    """Raise TypeError or OverflowError where tables and figures would meet something else than a number."""
+    values = {f"last.{name}": value for name, value in summary["last"].items()}
+    values["seconds.total"] = summary.get("seconds", {}).get("total")
+    trace = summary.get("aggregation", {}).get("objective")
+    if isinstance(trace, list):
+        values |= {f"aggregation.objective[{place}]": value for place, value in enumerate(trace)}
+    for name, value in values.items():
+        if value is not None and not isinstance(value, int | float):
+            raise TypeError(f"{name} is {value!r}, not a number")
+        float(value or 0)  # an integer may be too large for one
+    if not isinstance(summary["last"]["round"], int):
+        raise TypeError(f"last.round is {summary['last']['round']!r}, not a whole number")
 
 
 def _age(run: Run) -> float:

@@ -340,13 +340,18 @@ WRITERS: Mapping[str, tuple[str, Callable[[Sequence[Table], Sequence[str]], str]
 }
 
 
-def tables_of(roots: Sequence[str | Path], metric: str = METRIC) -> tuple[list[Table], Collection]:
+def tables_of(roots: Sequence[str | Path], metric: str = METRIC, drawn: bool = False) -> tuple[list[Table], Collection]:
     """Return the tables of the runs below some folders, and the collection they come from.
+
+    Args:
+        roots: the folders.
+        metric: a metric of the last round.
+        drawn: whether figures of the metric follow, so that runs whose files for them are damaged are left out.
 
     Raises:
         ConfigError: a folder that is not there, no finished run, or a metric that none of them has.
     """
-    collection = collect(roots)
+    collection = collect(roots, metric if drawn else None)
     if not collection.runs:
         why = f" ({'; '.join(collection.notes)})" if collection.notes else ""
         raise ConfigError(f"no finished run in {', '.join(map(str, roots))}{why}")
@@ -376,7 +381,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(text)
         else:
             arguments.out.mkdir(parents=True, exist_ok=True)
-            (arguments.out / name).write_text(text)
+            (arguments.out / name).write_text(text, encoding="utf-8")
             print(f"wrote {arguments.out / name}")
     if arguments.out is not None or arguments.format == "csv":  # else they stand below the table
         for note in notes:

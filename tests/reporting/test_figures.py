@@ -1,8 +1,10 @@
 import base64
+import os
 import re
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 from jgesr_lightning.config import ConfigError
@@ -116,3 +118,45 @@ def test_the_report_is_one_whole_page(tmp_path):
         kind, _, data = source.partition(",")
         assert kind == "data:image/svg+xml;base64"
         assert ElementTree.fromstring(base64.b64decode(data)).tag.endswith("svg")
+
+
+def _cut(path):
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+@pytest.mark.parametrize(
+    ("file", "harm"),
+    [
+        ("metrics.csv", lambda path: path.write_bytes(b"round,accuracy/received\n0,0.1\xff\n")),
+        ("metrics.csv", lambda path: path.write_text("round,accuracy/received\nx,0.1\n")),
+        ("metrics.csv", lambda path: path.write_text("round,accuracy/received\n0,0.1\n1")),
+        ("metrics.csv", lambda path: path.write_text("")),
+        ("partition.csv", lambda path: path.write_text("")),
+        ("partition.csv", lambda path: path.write_text("client,train,test,zero,one\n0,6,2,8,0\n1,6,2,4")),
+        ("partition.csv", lambda path: path.write_text("client,train,test,zero,one\n0,6,2,8,0\n")),
+        ("partition.csv", lambda path: path.write_text("client,train,test,zero,one\n0,6,2,8,nan\n")),
+        ("graphs.npz", _cut),
+        ("graphs.npz", lambda path: path.write_bytes(b"")),
+        ("graphs.npz", lambda path: np.savez(path, round_00001=np.zeros(3))),
+    ],
+)
+def test_a_run_with_a_damaged_file_is_named_and_the_others_are_drawn(tmp_path, capsys, file, harm):
+    make_run(tmp_path, "sound", 0.9, method="jgesr", seed=0)
+    harm(make_run(tmp_path, "harmed", 0.5, method="jgesr", seed=1) / file)
+    assert main([str(tmp_path)]) == 0
+    captured = capsys.readouterr()
+    assert "graph_jgesr_mnist_s_0.1.png" in captured.out
+    assert captured.err.startswith("note: harmed: ") and file in captured.err and captured.err.count("\n") == 1
+    assert report.main([str(tmp_path)]) == 0
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "Results of 1 runs" in page and "harmed: " in page
+    # a table needs the summaries alone
+    assert {run.name for run in collect([tmp_path]).runs} == {"sound", "harmed"}
+
+
+def test_a_damaged_run_does_not_stand_in_for_an_older_sound_one(tmp_path):
+    make_run(tmp_path, "older", 0.9)
+    newer = make_run(tmp_path, "newer", 0.8)
+    (newer / "graphs.npz").write_bytes(b"")
+    os.utime(tmp_path / "older" / "summary.json", (1, 1))
+    assert [run.name for run in collect([tmp_path], "accuracy/received").runs] == ["older"]

@@ -196,3 +196,33 @@ def test_a_run_may_be_named_like_a_folder_inside_a_run(tmp_path, name):
     _, collection = tables_of([tmp_path])
     assert [run.folder for run in collection.runs] == [outer]
     assert collection.notes == []
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("last.accuracy/received", "abc"),
+        ("last.accuracy/received", 10**400),
+        ("last.round", "2"),
+        ("config.seed", {}),
+        ("config.seeds", {"channel": []}),
+        ("aggregation.objective", [1.0, "x"]),
+        ("aggregation", None),
+        ("seconds", None),
+        ("seconds", {"total": "x"}),
+    ],
+)
+def test_a_damaged_summary_is_named_and_left_out(tmp_path, place, value):
+    make_run(tmp_path, "sound", 0.9)
+    path = make_run(tmp_path, "harmed", 0.8, seed=1) / "summary.json"
+    summary = json.loads(path.read_text())
+    *parents, key = place.split(".")
+    inner = summary
+    for parent in parents:
+        inner = inner[parent]
+    inner[key] = value
+    path.write_text(json.dumps(summary))
+    (table,), collection = tables_of([tmp_path])
+    assert [entry.value.n for entry in table.entries.values()] == [1]
+    (note,) = collection.notes
+    assert note.startswith("harmed: summary.json cannot be read") and len(note) < 500
