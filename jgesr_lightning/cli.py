@@ -6,6 +6,8 @@ included. What a command needs is imported by that command: help and mistakes an
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -38,19 +40,51 @@ before or after it; of two for one key the last wins. `config CONFIG` shows ever
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
+    _open_streams()
     try:
         status = _dispatch(list(sys.argv[1:] if argv is None else argv))
-        sys.stdout.flush()  # a reader that went away is noticed here rather than at exit
+        sys.stdout.flush()  # a reader that went away, or a full disk, is noticed here rather than at exit
         return status
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        _complain(f"error: {error}")
         return 2
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        _complain("interrupted")
         return 130
     except BrokenPipeError:  # as in `... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 1
+    except OSError as error:
+        _drop_output()
+        _complain(f"error: {error}")
+        return 1
+
+
+def _open_streams() -> None:
+    """Let stdout and stderr take any text: a character that their encoding lacks becomes "?", a closed one drops it."""
+    # a closed descriptor is taken up first: the next file that is opened would get its number, and then its output
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            with contextlib.suppress(OSError, ValueError):  # what cannot be written is reported when it is written
+                stream.reconfigure(errors="replace")
+
+
+def _complain(line: str) -> None:
+    with contextlib.suppress(OSError):  # stderr is the last resort
+        print(line, file=sys.stderr, flush=True)
+
+
+def _drop_output() -> None:
+    """Send what stdout still holds nowhere, if it cannot be written: the interpreter would try again at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with contextlib.suppress(OSError):  # also a stream without a descriptor
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _dispatch(arguments: Sequence[str]) -> int:

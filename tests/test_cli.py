@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from jgesr_lightning.config import load_config
 from jgesr_lightning.data import DataError
 from jgesr_lightning.experiment import Result
 from jgesr_lightning.federation import NonFiniteError
+from tests.reporting.synthetic import make_run
 
 ROOT = Path(__file__).parent.parent
 
@@ -173,3 +175,33 @@ def test_output_cut_short_by_its_reader_is_no_traceback():
     command = f"{sys.executable} -m jgesr_lightning --help | true"
     found = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert "Traceback" not in found.stderr
+
+
+def shell(command, **environment):
+    """Run a command line in which ``jgesr`` is the program."""
+    command = command.replace("jgesr", f"{sys.executable} -m jgesr_lightning", 1)
+    return subprocess.run(
+        ["bash", "-c", command], capture_output=True, check=False, env={**os.environ, **environment}, timeout=120
+    )
+
+
+def test_a_character_that_the_output_cannot_take_is_replaced(tmp_path):
+    for seed in (0, 1):
+        make_run(tmp_path, f"run_{seed}", 0.9, seed=seed)
+    found = shell(f"jgesr table {tmp_path}", PYTHONIOENCODING="ascii")
+    assert (found.returncode, found.stderr) == (0, b"")
+    assert b"90.00 ? 0.00 (2)" in found.stdout
+
+
+def test_a_full_disk_is_one_line():
+    found = shell("jgesr config mnist_s01 > /dev/full")
+    assert found.returncode == 1
+    assert found.stderr.startswith(b"error: ") and found.stderr.count(b"\n") == 1
+
+
+@pytest.mark.parametrize(("command", "status"), [("config mnist_s01", 0), ("config no_such", 2), ("--help", 0)])
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_closed_streams_are_no_traceback(command, status, closed):
+    found = shell(f"jgesr {command} {closed}")
+    assert found.returncode == status
+    assert b"Traceback" not in found.stderr
