@@ -123,7 +123,20 @@ def to_yaml(config: Config) -> str:
 
 
 def find_config(name: str | Path) -> Path:
-    """Return the YAML file that `name` stands for: a path, or the bare name of a file in ``configs/``."""
+    """Return the YAML file that `name` stands for: a path, or the bare name of a file in ``configs/``.
+
+    Raises:
+        ConfigError: no such file; it names the nearest.
+    """
+    try:
+        return _search(name)
+    except (OSError, RuntimeError) as error:  # too long for a file's name, or a home folder of nobody
+        shown = str(name) if len(str(name)) <= 100 else f"{str(name)[:100]}..."
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"no configuration file {shown} ({reason})") from None
+
+
+def _search(name: str | Path) -> Path:
     path = Path(name).expanduser()
     if path.is_file():
         return path

@@ -205,3 +205,10 @@ def test_closed_streams_are_no_traceback(command, status, closed):
     found = shell(f"jgesr {command} {closed}")
     assert found.returncode == status
     assert b"Traceback" not in found.stderr
+
+
+@pytest.mark.parametrize("name", ["~no_such_user_here/x", "a" * 253, "a" * 5000])
+def test_a_name_that_can_be_no_file_is_a_mistake_in_one_line(name, capsys):
+    assert cli.main(["config", name]) == 2
+    message = one_line(capsys)
+    assert message.startswith("error: no configuration file ") and len(message) < 300
