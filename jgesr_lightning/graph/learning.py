@@ -61,6 +61,8 @@ def learn_arrays(cost: Array, beta: float, start: Array | None = None) -> tuple[
     unit = np.median(cost[:, off], axis=-1)[:, None, None]
     cost = np.minimum(cost / unit, _DEAREST)
     w = np.zeros_like(cost) if start is None else start * unit / beta
+    # weights reach the inverse of the cheapest cost, so that is how weak the pull to the last graph has to get
+    floor = 1e-8 * min(1.0, float(cost[:, off].min())) ** 2
     rho, dual, steps = 1.0, None, 0
     for _ in range(_MAX_ROUNDS):
         new, dual, taken = prox_arrays(w - cost / rho, 1.0, 0.0, rho, dual)
@@ -70,6 +72,6 @@ def learn_arrays(cost: Array, beta: float, start: Array | None = None) -> tuple[
         w = new
         if left <= _PRECISION:
             break
-        rho = max(rho / 10, 1e-8)
+        rho = max(rho / 10, floor)
     result: Array = w * (beta / unit)
     return result, steps

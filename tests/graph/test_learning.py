@@ -65,3 +65,17 @@ def test_an_edge_that_costs_nothing_is_refused() -> None:
         learn_graph(torch.zeros(3, 3), 1.0, 1.0, 0.0)
     with pytest.raises(ValueError, match="positive"):
         learn_graph(torch.ones(3, 3), 1.0, 0.0, 1.0)
+
+
+@pytest.mark.parametrize("gamma", [1e-1, 1e-3, 1e-5])
+def test_pairs_of_equal_rows_with_cheap_edges(gamma):
+    X = torch.randn(6, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    X[1], X[3] = X[0], X[2]
+    D = pairwise_sq_distances(X)
+    W = learn_graph(D, 1.0, 1.0, gamma)
+    degrees = W.sum(1)
+    gain = 1 / degrees[:, None] + 1 / degrees
+    gradient = (D + gamma - gain) / (D + gamma + gain)
+    off = ~torch.eye(6, dtype=torch.bool)
+    assert gradient[off & (W > 0)].abs().max() < 1e-10
+    assert gradient[off].min() > -1e-10
