@@ -217,7 +217,7 @@ def test_nobody_moved(name):
     assert (build(name)(**zero).models == 0).all()
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("missing", [0.0, 0.3])
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_huge_and_tiny_models_give_no_nan(name, missing, dtype, size):
     assert torch.isfinite(out.models).all() and torch.isfinite(out.graph).all()
 
 
-@pytest.mark.timeout(30)  # an extreme round must not keep the server busy either
+@pytest.mark.timeout(120)  # an extreme round must not keep the server busy either
 @pytest.mark.parametrize("name", NAMES)
 def test_one_client_far_away_gives_no_nan(name):
     far = round_of(dtype=torch.float32)
