@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from jgesr_lightning.aggregators.base import Aggregate, Aggregator, Upload
-from jgesr_lightning.checks import number, one_of, whole
+from jgesr_lightning.checks import flag, number, one_of, whole
 from jgesr_lightning.solvers import PDCA, Coefficients, Columns, Penalties, Signals, Solution
 
 FIDELITIES = ("shares", "scaled", "uniform")
@@ -72,8 +72,7 @@ class JGESR(Aggregator):
         whole("max_iter", max_iter, at_least=1)
         one_of("fidelity", fidelity, FIDELITIES)
         one_of("step", step, STEPS)
-        if not isinstance(accelerated, bool):
-            raise ValueError(f"accelerated is {accelerated!r}; it must be true or false")
+        flag("accelerated", accelerated)
         one_of("init", init, INITS)
         one_of("graph_scope", graph_scope, SCOPES)
         self.penalties = Penalties(alpha, beta, gamma, mu)
