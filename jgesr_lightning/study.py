@@ -3,8 +3,9 @@
 ``python -m jgesr_lightning study table1_small [--only PATTERN] [--part i/n] [--list] [key=value ...]``
 
 Cells run one after another, each in a process of its own, and leave their folders in ``runs/<study>/``. A finished cell
-is not run again and a stopped one goes on from its checkpoint, so the same command is also how a study is resumed. A
-lock per cell lets any number of processes work on one study.
+is not run again, one that another study beside this one has finished is copied from there, and a stopped one goes on
+from its checkpoint, so the same command is also how a study is resumed. A lock per cell lets any number of processes
+work on one study.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import fnmatch
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,7 +31,7 @@ import yaml
 
 from jgesr_lightning.checks import nearest
 from jgesr_lightning.config import CONFIGS, Config, ConfigError, load_config, parse_overrides, to_dict
-from jgesr_lightning.reporting.conditions import condition, digest, seed_of
+from jgesr_lightning.reporting.conditions import condition, digest, flatten, seed_of
 from jgesr_lightning.runtime.signals import StopRequest
 
 KEYS = ("base", "settings", "methods", "data", "noise", "missing_rate", "seeds")
@@ -60,11 +62,7 @@ class Cell:
 
     def summary(self) -> dict[str, Any]:
         """Return the run's summary, empty where there is none that can be read."""
-        try:
-            found: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
-        except (OSError, ValueError):
-            return {}
-        return found
+        return _summary(self.folder)
 
     def is_finished(self) -> bool:
         """Whether the run is done, with these very settings."""
@@ -238,6 +236,10 @@ def run_cells(
                     outcome.finished.append(cell.name)
                     say(f"{head}: finished before, {_result(cell)}")
                     continue
+                if source := _copy_of_equal(cell):
+                    outcome.finished.append(cell.name)
+                    say(f"{head}: copied from {source}, {_result(cell)}")
+                    continue
                 say(f"{head}: running ({_log(cell)})")
                 start = time.monotonic()
                 status = _run(cell, command(cell), lock, stop)
@@ -299,6 +301,14 @@ def _claim(cell: Cell) -> Iterator[int | None]:
             yield file.fileno()
 
 
+def _summary(folder: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((folder / "summary.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def _log(cell: Cell) -> Path:
     return cell.folder.parent / "logs" / f"{cell.name}.log"
 
@@ -348,6 +358,31 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _copy_of_equal(cell: Cell) -> Path | None:
+    """Copy the cell from a study beside this one that has finished it; return that folder, or None without one.
+
+    All settings have to be equal, but for the names of folders and the choice of devices. A checkpoint stays behind.
+    """
+    if cell.folder.exists():
+        return None
+    wanted = _settings(to_dict(cell.config))
+    for path in sorted(cell.folder.parent.parent.glob("*/*/summary.json")):
+        summary = _summary(path.parent)
+        if summary.get("status") == "finished" and _settings(summary.get("config", {})) == wanted:
+            unfinished = cell.folder.with_name(f".{cell.name}")
+            shutil.rmtree(unfinished, ignore_errors=True)
+            shutil.copytree(path.parent, unfinished, ignore=shutil.ignore_patterns("checkpoint", "wandb*", "figures"))
+            unfinished.rename(cell.folder)
+            return path.parent
+    return None
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    left_out = ("name", "output_dir", "resume", "data.root", "runtime.devices", "runtime.num_nodes")
+    plain = json.loads(json.dumps(config))
+    return {key: value for key, value in flatten(plain).items() if key not in left_out}
 
 
 def _identity(config: Mapping[str, Any]) -> str:

@@ -193,6 +193,33 @@ def test_a_cell_finished_with_other_settings_does_not_count(tmp_path):
     assert all(cell.is_finished() for cell in unchanged_in_effect)
 
 
+def test_a_cell_that_a_study_beside_this_one_has_finished_is_copied(tmp_path):
+    first = cells_of(tmp_path, TWO)
+    run_cells(first, fake(0.91), quiet)
+    (first[0].folder / "checkpoint").mkdir()
+    (first[0].folder / "metrics.csv").write_text("round\n")
+    (tmp_path / "tiny.yaml").rename(tmp_path / "other.yaml")
+    text = [f"output_dir={tmp_path / 'runs'}"]
+    more, lines = load_study(tmp_path / "other.yaml", text)[1], []
+    ran = []
+
+    def command(cell):
+        ran.append(cell.name)
+        return fake(0.5)(cell)
+
+    assert run_cells(more, command, lines.append).finished == [cell.name for cell in more]
+    assert ran == []
+    assert "copied from" in lines[0] and "91.00 %" in lines[0]
+    assert (more[0].folder / "metrics.csv").is_file() and not (more[0].folder / "checkpoint").exists()
+    assert all(cell.is_finished() for cell in more)
+    # what is measured how often is a setting too, when it comes to taking over another study's files
+    often = load_study(tmp_path / "other.yaml", [f"output_dir={tmp_path / 'runs'}", "evaluation.every=2"])[1]
+    for cell in more:
+        cell.folder.rename(cell.folder.with_name(f"old_{cell.name}"))
+    run_cells(often, command, quiet)
+    assert ran == [cell.name for cell in often]
+
+
 def test_a_failed_cell_is_named_and_the_others_run(tmp_path):
     cells = cells_of(tmp_path, TWO)
     outcome = run_cells(cells, fake(lambda cell: -1 if "local" in cell.name else 0.9), quiet)
