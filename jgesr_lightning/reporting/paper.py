@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from jgesr_lightning.reporting.runs import Column
 
 _COLUMNS: tuple[Column, ...] = (
@@ -19,6 +22,12 @@ _TABLE = {
     "fedamp": (93.12, 92.40, 78.70, 75.12),
     "pfedgraph": (92.76, 92.01, 78.19, 75.24),
 }
+_SETTINGS = {
+    "clients": 20, "rounds": 30, "participation": 1.0, "data.kappa": 0.05, "data.fraction": 1.0, "data.test_share": 0.25,
+    "local.epochs": 5, "local.lr": 0.01, "local.momentum": 0.0,
+}  # fmt: skip
+"""What the paper (section 5) says about all runs. Batch size, widths and the baselines' settings it leaves open."""
+
 _GIVEN = ("jgesr", "two_step")
 """Methods whose settings the paper gives: with other settings they are not what the paper measured."""
 
@@ -29,3 +38,12 @@ def paper_value(label: str, column: Column) -> float | None:
     if name not in _TABLE or column not in _COLUMNS or (name in _GIVEN and label != name):
         return None
     return _TABLE[name][_COLUMNS.index(column)]
+
+
+def departures(settings: Mapping[str, Any]) -> list[str]:
+    """Return where a table's shared settings are not the paper's, such as ``data.fraction 0.1 (paper: 1.0)``."""
+    return [
+        f"{key} {settings[key]} (paper: {paper})"
+        for key, paper in _SETTINGS.items()
+        if key in settings and settings[key] != paper
+    ]

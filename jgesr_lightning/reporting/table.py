@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jgesr_lightning.config import ConfigError
-from jgesr_lightning.reporting.paper import paper_value
+from jgesr_lightning.reporting.paper import departures, paper_value
 from jgesr_lightning.reporting.runs import Block, Collection, Column, blocks, collect
 from jgesr_lightning.reporting.statistics import Difference, Mean, mean_of, paired
 
@@ -137,6 +137,8 @@ def _protocol(block: Block, metric: str) -> list[str]:
         "local.lr": "learning rate", "participation": "participation",
     }  # fmt: skip
     lines.append(", ".join(f"{word} {shared[key]}" for key, word in named.items() if key in shared))
+    if changed := departures(shared):
+        lines.append(f"the paper's numbers are for other settings: here {', '.join(changed)}")
     if block.differs:
         lines.append("this table differs from the others in " + ", ".join(f"{k}={v}" for k, v in block.differs.items()))
     return [line for line in lines if line]

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from jgesr_lightning.config import ConfigError
+from jgesr_lightning.reporting.paper import departures
 from jgesr_lightning.reporting.table import csv_text, describe, latex, main, markdown, tables_of
 from tests.reporting.synthetic import make_run
 
@@ -42,6 +43,14 @@ def test_protocol_stands_above_the_table(tmp_path):
     above = text[: text.index("| method")]
     for word in ("model each client receives", "plain mean", "last round (2 of 2)", "(3)", "shares", "batch size 32"):
         assert word in above
+
+
+def test_settings_that_are_not_the_papers_are_named(tmp_path):
+    make_run(tmp_path, "a", 0.9, method="fedavg")
+    (table,), _ = tables_of([tmp_path])
+    assert any("here rounds 2 (paper: 30)" in line for line in table.protocol)
+    assert departures({"rounds": 30, "data.fraction": 1, "local.batch_size": 7}) == []
+    assert departures({"rounds": 30, "data.fraction": 0.1}) == ["data.fraction 0.1 (paper: 1.0)"]
 
 
 def test_one_seed_has_no_deviation_and_no_interval(tmp_path):
