@@ -23,8 +23,8 @@ _TABLE = {
     "pfedgraph": (92.76, 92.01, 78.19, 75.24),
 }
 _SETTINGS = {
-    "clients": 20, "rounds": 30, "participation": 1.0, "data.kappa": 0.05, "data.fraction": 1.0, "data.test_share": 0.25,
-    "local.epochs": 5, "local.lr": 0.01, "local.momentum": 0.0,
+    "clients": 20, "rounds": 30, "participation": 1.0, "data.kappa": 0.05, "data.fraction": 1.0,
+    "data.test_share": 0.25, "local.epochs": 5, "local.lr": 0.01, "local.momentum": 0.0,
 }  # fmt: skip
 """What the paper (section 5) says about all runs. Batch size, widths and the baselines' settings it leaves open."""
 

@@ -48,7 +48,7 @@ def test_protocol_stands_above_the_table(tmp_path):
 def test_settings_that_are_not_the_papers_are_named(tmp_path):
     make_run(tmp_path, "a", 0.9, method="fedavg")
     (table,), _ = tables_of([tmp_path])
-    assert any("here rounds 2 (paper: 30)" in line for line in table.protocol)
+    assert any("rounds 2 (paper: 30)" in line for line in table.protocol)
     assert departures({"rounds": 30, "data.fraction": 1, "local.batch_size": 7}) == []
     assert departures({"rounds": 30, "data.fraction": 0.1}) == ["data.fraction 0.1 (paper: 1.0)"]
 
