@@ -79,7 +79,7 @@ clean: ## remove caches and build products; runs, data and .venv stay
 	@find jgesr_lightning tests -name __pycache__ -prune -exec rm -rf {} +
 
 clean-all: clean ## also remove .venv; runs and data stay
-	@rm -rf $(VENV)
+	@rm -rf $(VENV) $(VENV).lock
 
 need-config:
 	@[ -n "$(CONFIG)" ] && for file in "$(CONFIG)" "$(CONFIG).yaml" "configs/$(CONFIG)" "configs/$(CONFIG).yaml"; do \
@@ -90,9 +90,14 @@ need-config:
 	  sed 's,^\./,  ,; s,\.yaml$$,,' | sort; } >&2; exit 2
 
 # $(call install,EXTRAS,STAMPS): a stamp is written only when all of it succeeded, and lasts until pyproject.toml changes.
+# One at a time, where flock is to be had: who comes second waits, and then finds the stamp.
 define install
-@rm -f $(2)
-@if ! $(PY) -c 'import sys, pip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+@if command -v flock >/dev/null && { exec 9>$(VENV).lock; } 2>/dev/null; then \
+  flock -n 9 2>/dev/null || { [ $$? = 1 ] && echo 'Waiting for another make that installs into $(VENV)' && flock 9; }; \
+  [ -e $@ ] && ! [ $@ -ot pyproject.toml ] && exit 0; \
+fi; \
+rm -f $(2); \
+if ! $(PY) -c 'import sys, pip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
   for python in $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.14); do \
     "$$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && break; python=; \
   done; \
@@ -100,10 +105,9 @@ define install
 name one with PYTHON=/path/to/python (Debian and Ubuntu: the package python3-venv)' >&2; exit 2; }; \
   echo "Making $(VENV) with $$("$$python" --version)"; \
   "$$python" -m venv --clear $(VENV) || exit; \
-fi
-@echo 'Installing into $(VENV) (PyTorch and Lightning are large: the first time takes some minutes)'
-@$(PY) -m pip install --quiet --disable-pip-version-check --editable '.$(1)'
-@touch $(2)
+fi; \
+echo 'Installing into $(VENV) (PyTorch and Lightning are large: the first time takes some minutes)'; \
+$(PY) -m pip install --quiet --disable-pip-version-check --editable '.$(1)' && touch $(2)
 endef
 
 $(RUN): pyproject.toml

@@ -2,6 +2,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -26,25 +27,34 @@ def checkout(tmp_path):
         f'echo "JGESR_DATA=${{JGESR_DATA:-}} $*" >> {tmp_path}/calls\n'
         '[ "$1" = --version ] && echo Python 3.11.0\n'
         '[ "$1 $2" = "-m venv" ] && mkdir -p .venv/bin && cp "$0" .venv/bin/python\n'
-        '[ "$1 $2" = "-m pip" ] && exit "${PIP_STATUS:-0}"\n'
+        '[ "$1 $2" = "-m pip" ] && sleep "${PIP_SECONDS:-0}" && exit "${PIP_STATUS:-0}"\n'
         "exit 0\n"
     )
     fake.chmod(0o755)
     return top
 
 
-def make(checkout, *arguments, **environment):
+def start(checkout, *arguments, **environment):
     ours = ("MAKE", "MFLAGS", "JGESR", "ARGS", "CONFIG", "DATASET", "RUNS", "PYTHON", "SBATCH")  # of an outer make
     base = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
     path = f"{checkout.parent.parent}/bin:{base['PATH']}"
-    return subprocess.run(
+    return subprocess.Popen(
         ["make", *arguments],
         cwd=checkout,
         env=base | {"PATH": path} | environment,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
     )
+
+
+def end(process):
+    output, errors = process.communicate(timeout=60)
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+def make(checkout, *arguments, **environment):
+    return end(start(checkout, *arguments, **environment))
 
 
 def calls(checkout):
@@ -91,6 +101,52 @@ def test_a_set_up_that_failed_is_done_again(checkout):
     assert not any("jgesr_lightning train" in call for call in calls(checkout))
     assert make(checkout, "train", "CONFIG=mnist_s01").returncode == 0
     assert len(installs(checkout)) == 2
+
+
+def begun(checkout):
+    """Wait until something is being installed."""
+    deadline = time.monotonic() + 30
+    while not ((checkout.parent.parent / "calls").exists() and installs(checkout)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.skipif(shutil.which("flock") is None, reason="flock is not installed")
+@pytest.mark.parametrize(("first", "extras"), [(["train", "CONFIG=mnist_s01"], "."), (["test"], ".[test]")])
+def test_who_comes_while_another_installs_waits_and_uses_it(checkout, first, extras):
+    one = start(checkout, *first, PIP_SECONDS="1")
+    begun(checkout)
+    two = make(checkout, "train", "CONFIG=mnist_s01")
+    assert (two.returncode, end(one).returncode) == (0, 0), two.stderr
+    assert "Waiting for another make" in two.stdout
+    assert [call.split()[-1] for call in installs(checkout)] == [extras]
+    assert any(call.endswith("jgesr_lightning train mnist_s01") for call in calls(checkout)[-2:])
+
+
+@pytest.mark.skipif(shutil.which("flock") is None, reason="flock is not installed")
+def test_who_waited_for_a_set_up_that_failed_does_it(checkout):
+    one = start(checkout, "train", "CONFIG=mnist_s01", PIP_SECONDS="1", PIP_STATUS="1")
+    begun(checkout)
+    two = make(checkout, "train", "CONFIG=mnist_s01")
+    assert (two.returncode, end(one).returncode) == (0, 2), two.stderr
+    assert len(installs(checkout)) == 2
+
+
+@pytest.mark.parametrize("flock", [None, "#!/bin/sh\nexit 65\n"], ids=["missing", "without effect"])
+def test_it_sets_up_without_locks_where_there_are_none(checkout, flock):
+    tools = checkout.parent.parent / "tools"
+    tools.mkdir()
+    for name in ("bash", "sh", "make", "rm", "touch", "sleep", "mkdir", "cp"):
+        (tools / name).symlink_to(shutil.which(name))
+    if flock:
+        (tools / "flock").write_text(flock)
+        (tools / "flock").chmod(0o755)
+    path = f"{checkout.parent.parent}/bin:{tools}"
+    for _ in range(2):
+        done = make(checkout, "train", "CONFIG=mnist_s01", PATH=path)
+        assert done.returncode == 0, done.stderr
+        assert "Waiting" not in done.stdout
+    assert len(installs(checkout)) == 1
 
 
 @pytest.mark.parametrize("arguments", [["train"], ["train", "CONFIG=mnist_s9"], ["slurm"]])
