@@ -6,6 +6,12 @@ import torch
 from torch import Tensor
 
 
+def a_tensor(name: str, value: object) -> None:
+    """Raise ValueError unless `value` is a tensor."""
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{name} must be a torch.Tensor; got {type(value).__name__}")
+
+
 def degrees(W: Tensor) -> Tensor:
     r"""Return :math:`\deg = W 1`: (..., K)."""
     return W.sum(-1)

@@ -10,7 +10,8 @@ one without parameters, :math:`\min_{v \ge 0} -\sum \log \deg(v) + \frac12 \|v -
 
 whose gradient is :math:`1/y - \deg(v)` and whose negative (generalised) Hessian is
 :math:`\mathrm{diag}(1/y^2 + A 1) + A` with A the adjacency of the edges where v > 0. Damped semismooth Newton on it
-reaches rounding in about ten steps, three when it starts from the solution of a neighbouring problem. The dual
+reaches rounding in about four steps from a start that has most of the active edges right (two sweeps of one
+quadratic equation a node, `_start`), and in three from the solution of a neighbouring problem. The dual
 variables of the problem as given are :math:`\lambda = \sqrt{\beta\rho}\, y = \beta / \deg(w)`.
 
 Why numpy: at K = 20 a step is thirty operations on 3 kB, all overhead, and numpy's is a third of torch's on a CPU and a
@@ -19,6 +20,7 @@ twentieth of a kernel launch and its synchronisation. Nothing here touches d.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -26,6 +28,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from jgesr_lightning.graph.laplacian import a_tensor
 
 Array = npt.NDArray[np.float64]
 
@@ -36,6 +40,7 @@ _EPS = float(np.finfo(np.float64).eps)
 _MAX_STEPS = 200
 _STIFF = 10.0  # largest y from which a start out of balance is led to the solution
 _CHEAP, _DEAREST = 1e6, 1e10
+_THREADED = 8192  # elements from which BLAS may call threads for a matrix times a vector
 _CHOLESKY_FROM = 64  # nodes from which half the operations matter more than a second library's overhead
 
 
@@ -65,16 +70,20 @@ def prox_log_degree(theta: Tensor, beta: float, gamma: float, rho: float) -> Ten
 
 def symmetric_part(name: str, matrix: Tensor) -> Array:
     """Return that of a (..., K, K) tensor, diagonal zero, as (B, K, K); ValueError for another or one not finite."""
-    if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2]:
-        raise ValueError(f"{name} must have shape (..., K, K); got {tuple(matrix.shape)}")
-    nodes = matrix.shape[-1]
+    a_tensor(name, matrix)
+    shape = matrix.shape
+    if len(shape) < 2 or shape[-1] != shape[-2]:
+        raise ValueError(f"{name} must have shape (..., K, K); got {tuple(shape)}")
+    nodes = shape[-1]
     if nodes < 2:
         raise ValueError(f"{name}: a graph needs at least 2 nodes; got {nodes}")
     array: Array = matrix.detach().to("cpu", torch.float64).numpy().reshape(-1, nodes, nodes)
-    with np.errstate(invalid="ignore"):  # a diagonal of infinities of either sign
-        array = (array + array.swapaxes(-1, -2)) * 0.5
-    array.reshape(len(array), -1)[:, :: nodes + 1] = 0
-    if not np.isfinite(array).all():
+    with np.errstate(invalid="ignore", over="ignore"):  # for a message of our own
+        array = array + array.swapaxes(-1, -2)
+        array *= 0.5
+        array.reshape(len(array), -1)[:, :: nodes + 1] = 0
+        total = float(array.sum())
+    if not math.isfinite(total) and not np.isfinite(array).all():
         raise ValueError(f"{name} holds values that are not finite")
     return array
 
@@ -95,12 +104,18 @@ def prox_arrays(
     t = theta / scale  # own memory, contiguous
     if gamma:
         t -= gamma / math.sqrt(beta * rho)
+    lowest = float(t.min())
     t.reshape(len(t), -1)[:, :: t.shape[-1] + 1] = -np.inf  # so that max(0, .) leaves the diagonal of v at zero
-    shrink = _tame(t)
-    y = _start(t) if dual is None else dual / math.sqrt(beta * rho)
-    if shrink is not None and dual is not None:
-        y = y * shrink[:, 0]
-    solved = _newton_undamped(t[0], y[0]) if len(t) == 1 and t.shape[-1] < _CHOLESKY_FROM else None
+    shrink = _tame(t) if lowest < -_CHEAP else None
+    highest = t.max(-1)
+    if dual is None:
+        y = _start(t, highest)
+    else:
+        y = dual / math.sqrt(beta * rho)
+        if shrink is not None:
+            y = y * shrink[:, 0]
+    small = len(t) == 1 and t.shape[-1] < _CHOLESKY_FROM
+    solved = _newton_undamped(t[0], y[0], float(highest.max())) if small else None
     v, y, steps = solved or _solve_unit(t, y)
     if shrink is not None:
         v *= shrink
@@ -118,9 +133,6 @@ def _tame(t: Array) -> Array | None:
     multiplied by the returned factors a, and so is to be v. Beyond that, an edge with t < -1e10 counts as having that:
     a node without a better one gets a degree of 1e-10 and not one still smaller.
     """
-    lowest = float(t.min(where=np.isfinite(t), initial=0.0))
-    if lowest >= -_CHEAP:
-        return None
     cheapest = -t.max((-1, -2))
     shrink: Array | None = None
     if float(cheapest.max()) > _CHEAP:
@@ -130,45 +142,77 @@ def _tame(t: Array) -> Array | None:
     return shrink
 
 
-def _start(t: Array) -> Array:
-    """Return the dual variables as if all edges of a node were equal: of the right magnitude where they are not."""
-    edges = t.shape[-1] - 1
-    total = _row_sums(np.maximum(t, 0))
-    result: Array = 2 / (total + np.sqrt(total * total + 8 * edges))
-    result -= np.minimum(t.max(-1), 0) * 0.5
+def _start(t: Array, highest: Array) -> Array:
+    """Return (B, K) dual variables near the solution, most of the active edges right.
+
+    A node for which all y are one number solves ``y (b + 2 n y) = 1``, n edges being active and b the sum of their t.
+    The first guess takes all of its edges, and of their t what is positive; a sweep takes the edges that are active
+    at the last guess, and moves the neighbours as much as the node. At K = 20 two sweeps save two Newton steps, which
+    cost twice as much.
+
+    Args:
+        t: (B, K, K).
+        highest: (B, K), the largest t of each node.
+    """
+    ones, zeros = _constants(t.shape[-1])
+    y = _root(_row_sums(np.maximum(t, zeros)) * 0.5, ones * (t.shape[-1] - 1))
+    if min(highest.ravel().tolist()) < 0:
+        y -= np.minimum(highest, 0) * 0.5
+        if float(y.max()) > _STIFF:  # the sweeps' differences would lose their digits
+            return y
+    v, edges = np.empty_like(t), np.empty_like(t)
+    for _ in range(2):
+        np.add(y[:, :, None], y[:, None, :], out=v)
+        v += t
+        np.maximum(v, zeros, out=v)
+        active = np.maximum(_row_sums(np.sign(v, out=edges)), ones)
+        y = _root(_row_sums(v) * 0.5 - active * y, active)
+    return y
+
+
+def _root(half: Array, n: Array) -> Array:
+    """Return the positive solution of ``y (2 half + 2 n y) = 1``."""
+    result: Array = 1 / (half + np.sqrt(half * half + (n + n)))
     return result
 
 
-def _newton_undamped(t: Array, y: Array) -> tuple[Array, Array, int] | None:
+def _newton_undamped(t: Array, y: Array, highest: float) -> tuple[Array, Array, int] | None:
     """Return (v, y, Newton steps) of one small unit problem, or None where full steps from y do not lead there.
 
     Nearly every problem that a solver meets is so tame. A step is then a dozen operations on 3 kB, each of which takes
     as long to call as to do, and what `_newton` does for batches and against rounding would cost several times more.
     """
     nodes = len(t)
-    ones, zeros = np.ones(nodes), np.zeros((nodes, nodes))
+    ones, zeros = _constants(nodes)
     v, hessian = np.empty_like(t), np.empty_like(t)
     diagonal = hessian.reshape(-1)[:: nodes + 1]
     for steps in range(12):
         np.add(y[:, None], y, out=v)
         v += t
         np.maximum(v, zeros, out=v)
-        inverse = 1 / y
+        inverse = ones / y
         gradient = inverse - v.dot(ones)
         residual = gradient * y
         square = float(residual.dot(residual))
         if square <= (4e-15 * nodes) ** 2:
-            largest = float(y.max())  # v is as exact as the sum of t and y: where both are large, not exact enough
-            return (v[None], y[None], steps) if largest < 8 and float(t.max()) * largest < 1e3 else None
+            largest = max(y.tolist())  # v is as exact as the sum of t and y: where both are large, not exact enough
+            return (v[None], y[None], steps) if largest < 8 and highest * largest < 1e3 else None
         if not square < 1e6:
             return None
         np.sign(v, out=hessian)
         np.add(hessian.dot(ones), inverse * inverse, out=diagonal)
-        step = _solve(hessian, gradient)
-        y = y + step
+        y = y + _solve(hessian, gradient)
         if min(y.tolist()) <= 0:
             return None
     return None
+
+
+@functools.lru_cache(maxsize=64)
+def _constants(nodes: int) -> tuple[Array, Array]:
+    """Return ones (K,) and zeros (K, K), which are made once and are not for writing."""
+    ones, zeros = np.ones(nodes), np.zeros((nodes, nodes))
+    ones.flags.writeable = zeros.flags.writeable = False
+    return ones, zeros
 
 
 def _shifted(t: Array, c: Array) -> Array:
@@ -263,10 +307,11 @@ def _move(base: Array, delta: Array, y: Array, step: Array) -> _State:
 
 
 def _row_sums(matrix: Array) -> Array:
-    """Sum the last axis; by a product where that is small, which is faster there and stays on the calling thread."""
+    """Sum the last axis; by a product where that is so small that it stays on the calling thread: it is faster there."""
+    if matrix.size > _THREADED:
+        return np.asarray(matrix.sum(-1), dtype=np.float64)
     nodes = matrix.shape[-1]
-    result: Array = matrix @ np.ones(nodes) if nodes < _CHOLESKY_FROM else matrix.sum(-1)
-    return result
+    return matrix.reshape(-1, nodes).dot(_constants(nodes)[0]).reshape(matrix.shape[:-1])
 
 
 def _line_search(
