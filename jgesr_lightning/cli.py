@@ -106,6 +106,7 @@ def _dispatch(arguments: Sequence[str]) -> int:
 def train(arguments: Sequence[str]) -> int:
     """Run the federation that a configuration describes."""
     config = configuration(arguments)
+    _announce_loading()
     from jgesr_lightning import experiment
     from jgesr_lightning.data import DataError
     from jgesr_lightning.federation import NonFiniteError
@@ -121,6 +122,13 @@ def train(arguments: Sequence[str]) -> int:
     except (CheckpointError, NonFiniteError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+
+
+def _announce_loading() -> None:
+    """Tell whoever sits at a terminal why nothing happens for some seconds; once, whatever the number of processes."""
+    ranks = (os.environ.get(variable, "0") for variable in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
+    if set(ranks) == {"0"} and sys.stderr.isatty():
+        _complain("loading PyTorch and Lightning ...")
 
 
 def exit_status(result: Result) -> int:

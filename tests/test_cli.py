@@ -54,6 +54,15 @@ def test_arguments_reach_the_run_in_any_order(ran):
     assert ran.configs == 3 * [load_config("mnist_s01", ["seed=3", "rounds=5"])]
 
 
+@pytest.mark.parametrize(("terminal", "rank", "lines"), [(True, "0", 1), (True, "1", 0), (False, "0", 0)])
+def test_at_a_terminal_the_first_process_says_that_it_loads(ran, capsys, monkeypatch, terminal, rank, lines):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    monkeypatch.setenv("LOCAL_RANK", rank)
+    assert cli.main(["train", "mnist_s01"]) == 0
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "loading PyTorch and Lightning ...\n" * lines)
+
+
 @pytest.mark.parametrize(
     ("result", "status"),
     [
