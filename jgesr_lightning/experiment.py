@@ -39,7 +39,7 @@ from jgesr_lightning.runtime.launch import (
 )
 from jgesr_lightning.runtime.sharding import PeerLostError, Sharding, assign, talking
 from jgesr_lightning.runtime.signals import StopRequest
-from jgesr_lightning.training import ClientData, build_engine
+from jgesr_lightning.training import ClientData, build_engine, precision_remark
 
 DTYPES = {"32-true": torch.float32, "bf16-mixed": torch.float32, "64-true": torch.float64}
 FREE_ON_RESUME = (
@@ -425,6 +425,9 @@ def _announce(config: Config, folder: Path, launch: Launch, engine: str, reason:
         f"{config.model.name} of {layout.size:,} parameters"
     )
     say(f"{launch.world_size} x {launch.accelerator}, engine {engine} ({reason}); results go to {folder}")
+    remark = precision_remark(launch.accelerator, config.runtime.precision)
+    if remark:
+        say(remark)
 
 
 def _make_deterministic() -> None:

@@ -53,6 +53,7 @@ def base(tmp_path_factory):
     (folder / "first.txt").write_text(done.stderr)
     argv = [["train", config, "name=second"], ["train", config, "name=other", "seed=1"]]
     argv += [["train", config, f"name={purpose}", f"seeds.{purpose}=1"] for purpose in SEEDS]
+    argv += [["train", config, "name=bf16", "runtime.precision=bf16-mixed", "rounds=1"]]
     run = Started(argv, folder / "log.txt")
     assert run.wait() == 0, run.output
     return config
@@ -66,6 +67,20 @@ def test_it_says_what_it_does_and_how_far_it_is(base):
     assert [line.split()[1] for line in lines[2:6]] == ["0/3", "1/3", "2/3", "3/3"]
     assert "left" in lines[4]
     assert lines[6:] == [f"results: {base.parent}/runs/first"]
+
+
+def test_bf16_trains_in_low_precision_and_aggregates_in_full_and_says_that_a_cpu_is_slow_at_it(base):
+    runs = base.parent / "runs"
+    trained = models(runs / "bf16")
+    assert trained.dtype == torch.float32
+    assert torch.isfinite(trained).all()
+    assert not torch.equal(trained, trained.bfloat16().float())
+    assert [json.loads((runs / name / "summary.json").read_text())["status"] for name in ("bf16", "first")] == [
+        *("finished", "finished")
+    ]
+    output = (base.parent / "log.txt").read_text()
+    assert output.count("bf16-mixed on a CPU takes several times as long as runtime.precision=32-true") == 1
+    assert "bf16" not in (base.parent / "first.txt").read_text()
 
 
 def test_the_files_of_a_run_are_there_and_well_formed(base):
