@@ -144,9 +144,13 @@ def graph_and_labels(
 def accuracy_per_round(series: Sequence[Series], ylabel: str, title: str = "") -> Figure:
     """Return accuracies per round, as shares of one in `series` and in percent on the axis.
 
-    Bands are one standard deviation over runs to either side.
+    Bands are one standard deviation over runs to either side. Round 0, a guess, does not decide how far down the axis
+    goes.
     """
     figure, axes = _lines(series, "round", ylabel, title, bands=True)
+    after = [mean for line in series for number, mean in zip(line.x, line.mean, strict=True) if number > 0]
+    if after:
+        axes.set_ylim(bottom=max(0, 100 * float(np.nanmin(after)) - 5))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return figure
 
