@@ -83,7 +83,7 @@ from jgesr_lightning.graph.laplacian import (
     normalized_adjacency,
     upper_triangle,
 )
-from jgesr_lightning.graph.learning import learn_graph
+from jgesr_lightning.graph.learning import GraphNotConverged, learn_graph
 from jgesr_lightning.graph.objective import (
     Split,
     Terms,
@@ -97,6 +97,7 @@ from jgesr_lightning.graph.objective import (
 from jgesr_lightning.graph.prox import prox_log_degree
 
 __all__ = [
+    "GraphNotConverged",
     "Split",
     "Terms",
     "cosine_from_gram",

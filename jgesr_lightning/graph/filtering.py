@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from jgesr_lightning.graph.gram import chunk_columns
-from jgesr_lightning.graph.laplacian import laplacian
+from jgesr_lightning.graph.laplacian import a_matrix, laplacian, of_rows
+
+_GROWTH = 1e4  # of rounding, in a column's gaps, from which they are not solved for directly
 
 
 def filter_matrix(W: Tensor, weights: Tensor, alpha: float, mu: float) -> Tensor:
@@ -40,9 +42,8 @@ def filter_signals(
     :math:`X - c L X`, which for the normalised Laplacian and c = 1 is the one-hop filter
     :math:`D^{-1/2} W D^{-1/2} X`.
 
-    With a mask every column has its own system :math:`(M_j Z + \frac{2\alpha}{\mu} L) \psi_j = M_j Z x_j`. Conjugate
-    gradients solve them side by side, with the inverse of the system without gaps as preconditioner: a column with p
-    entries missing is then exact after p + 1 steps.
+    With a mask every column has its own system :math:`(M_j Z + \frac{2\alpha}{\mu} L) \psi_j = M_j Z x_j`; see
+    `solve_columns`.
 
     Args:
         X: (..., K, d) floating point.
@@ -51,19 +52,31 @@ def filter_signals(
         alpha: weight of the smoothness, non-negative.
         mu: weight of the fidelity, positive.
         mask: M, (..., K, d) bool; X is not read where it is False.
-        start: (..., K, d) where the conjugate gradients begin; matters only where the minimiser is not unique (a
+        start: (..., K, d) where the solution is sought from; matters only where the minimiser is not unique (a
             column that nobody in a connected part of the graph delivered). None: `X` with gaps at zero.
+
+    Raises:
+        ValueError: an argument of the wrong type, shape or value, with its name.
 
     Returns:
         Psi (..., K, d), own memory, dtype and device of `X`.
     """
     if not (alpha >= 0 and mu > 0):
         raise ValueError(f"alpha must be non-negative and mu positive; got {alpha}, {mu}")
+    a_matrix("X", X)
+    rows, size = X.shape[-2:]
+    of_rows("W", W, rows, rows)
+    of_rows("weights", weights, rows)
+    for name, given in (("mask", mask), ("start", start)):
+        if given is not None:
+            of_rows(name, given, rows, size)
+    if mask is not None and mask.dtype != torch.bool:
+        raise ValueError(f"mask must be of type bool; got {mask.dtype}")
     work = torch.promote_types(X.dtype, torch.float32)
     F = filter_matrix(W.to(X.device), weights, alpha, mu)
     result = torch.empty_like(X, memory_format=torch.contiguous_format)
     z = weights.to(X.device, torch.float64)[..., None]
-    copies = 1 if mask is None else 8  # of a chunk, that the conjugate gradients keep
+    copies = 1 if mask is None else 8  # of a chunk, that `solve_columns` keeps
     chunk = chunk_columns(copies * X.shape[:-1].numel(), X.device)
     L = (2 * alpha / mu) * laplacian(W.to(X.device, torch.float64))
     for begin in range(0, X.shape[-1], chunk):
@@ -76,21 +89,59 @@ def filter_signals(
             arrived = mask[..., columns]
             part = torch.where(arrived, part, 0)
             first = part if start is None else start[..., columns].to(torch.float64)
-            smooth = solve_columns(L, F / z.mT, z, arrived, part, first)
+            smooth = solve_columns(L, F, z, arrived, part, first)
         result[..., columns] = smooth.to(work)
     return result
 
 
-def solve_columns(L: Tensor, preconditioner: Tensor, z: Tensor, arrived: Tensor, x: Tensor, start: Tensor) -> Tensor:
-    """Return psi with ``(M_j Z + L) psi_j = M_j Z x_j`` in every column j: preconditioned conjugate gradients.
+def solve_columns(L: Tensor, F: Tensor, z: Tensor, arrived: Tensor, x: Tensor, start: Tensor) -> Tensor:
+    r"""Return psi with ``(M_j Z + L) psi_j = M_j Z x_j`` in every column j.
+
+    The solution is the filter without gaps, :math:`F = (Z + L)^{-1} Z`, of x with its gaps S filled by the solution:
+
+    .. math:: \psi = F (M x) + F_{:S}\, \psi_S, \qquad (I - F_{SS})\, \psi_S = (F M x)_S
+
+    a system as small as the gaps of the column are few; columns with equally many are solved in one batch. F is
+    non-negative with rows that sum to one, so the inverse of the small matrix is non-negative, too, and its image of
+    ones is how much it magnifies rounding. Where that is much, or without bound (a part of the graph that delivered
+    nothing of the column), conjugate gradients from `start` take over.
 
     Args:
         L: (..., K, K) Laplacian, scaled.
-        preconditioner: (..., K, K), the inverse of Z + L.
+        F: (..., K, K).
         z: (..., K, 1).
         arrived: M (..., K, c) bool.
         x: (..., K, c) float64, zero where nothing arrived.
         start: (..., K, c) first guess.
+    """
+    if x.ndim > 2:
+        each = (a.expand(*x.shape[:-2], *a.shape[-2:]).flatten(0, -3) for a in (L, F, z, arrived, x, start))
+        return torch.stack([solve_columns(*one) for one in zip(*each, strict=True)]).view_as(x)
+    psi = F @ x
+    gaps = (~arrived).sum(0)
+    hard = gaps == len(x)
+    for k in range(1, int(gaps.amax()) + 1 if gaps.numel() else 0):
+        columns = (gaps == k).nonzero()[:, 0]
+        if k == len(x) or len(columns) == 0:
+            continue
+        missing = (~arrived[:, columns]).mT.nonzero()[:, 1].view(-1, k)
+        small = torch.eye(k, dtype=F.dtype, device=F.device) - F[missing[:, :, None], missing[:, None, :]]
+        known = psi[missing, columns[:, None]]
+        solved, singular = torch.linalg.solve_ex(small, torch.stack([known, torch.ones_like(known)], -1))
+        filled, growth = solved.unbind(-1)
+        psi[:, columns] += F @ torch.zeros_like(psi[:, columns]).scatter_(0, missing.mT, filled.mT)
+        hard[columns] = (singular != 0) | ~(growth.abs().amax(-1) < _GROWTH)
+    if bool(hard.any()):
+        psi[:, hard] = conjugate_gradients(L, F / z.mT, z, arrived[:, hard], x[:, hard], start[:, hard])
+    return psi
+
+
+def conjugate_gradients(
+    L: Tensor, preconditioner: Tensor, z: Tensor, arrived: Tensor, x: Tensor, start: Tensor
+) -> Tensor:
+    """Return what `solve_columns` returns, iteratively, from `start`: exact after p + 1 steps with p gaps.
+
+    `preconditioner` is the inverse of Z + L.
     """
     scale = z * arrived
     psi = start.clone()

@@ -6,11 +6,17 @@ import os
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from jgesr_lightning.graph.laplacian import a_matrix
+
+Array = npt.NDArray[Any]
+
 _CHUNK_BYTES_CPU = 1 << 22  # in the last-level cache; smaller ones cost more in calls than nearer caches save
 _ONE_BLAS_THREAD = "1" in (os.environ.get("OPENBLAS_NUM_THREADS"), os.environ.get("OMP_NUM_THREADS"))
+_TINY = 1e-30  # a smaller sum of squares in float32 has lost terms
 _CHUNK_BYTES_ACCELERATOR = 1 << 26  # few launches, and still far less than the matrix itself
 
 
@@ -40,8 +46,7 @@ def gram(X: Tensor, *, minus: Tensor | None = None, mask: Tensor | None = None, 
     Raises:
         ValueError: `X` is not a floating-point matrix.
     """
-    if X.ndim < 2 or not X.is_floating_point():
-        raise ValueError(f"X must be a (..., K, d) floating-point tensor; got {X.dtype} of shape {tuple(X.shape)}")
+    a_matrix("X", X)
     rows, size = X.shape[-2:]
     chunk = chunk or chunk_columns(X.shape[:-1].numel(), X.device)
     total = torch.zeros(*X.shape[:-1], rows, dtype=torch.float64, device=X.device)
@@ -62,24 +67,26 @@ def self_product(part: Tensor) -> Tensor:
     On a CPU with few threads numpy does it: its matrix product sees that both factors are one and computes half (twice
     as fast at K = 20). Elsewhere float32 is widened first, since its products may be rounded to ten bits there (TF32).
     """
-    if part.device.type != "cpu" or part.dtype != torch.float32:
-        wide = part.to(torch.float64)
-    else:
-        total = _product(part)
+    if numpy_is_faster(part):
+        return torch.from_numpy(self_product_array(part.numpy()))
+    if part.device.type == "cpu" and part.dtype == torch.float32:
+        total = (part @ part.mT).to(torch.float64)
         norms = total.diagonal(dim1=-2, dim2=-1)
-        if part.shape[-1] == 0 or (float(norms.min()) > 1e-30 and float(norms.max()) < float("inf")):
+        if part.shape[-1] == 0 or (float(norms.min()) > _TINY and float(norms.max()) < float("inf")):
             return total
-        wide = part.to(torch.float64)  # squares beyond the range of float32
-    return _product(wide)
+    wide = part.to(torch.float64)
+    return wide @ wide.mT
 
 
-def _product(part: Tensor) -> Tensor:
-    if not _numpy_is_faster(part):
-        return (part @ part.mT).to(torch.float64)
+def self_product_array(part: Array) -> Array:
+    """Return ``part @ part.T`` in float64 for a (K, c) array, on the calling thread; see `self_product`."""
     total = np.zeros((len(part), len(part)))
-    for block in _blocks(part.numpy(), len(part)):
+    for block in _blocks(part, len(part)):
         total += block @ block.T
-    return torch.from_numpy(total)
+    norms = total.diagonal()
+    if part.dtype == np.float64 or part.size == 0 or (norms.min() > _TINY and norms.max() < np.inf):
+        return total
+    return self_product_array(part.astype(np.float64))  # squares beyond the range of float32
 
 
 def row_combinations(coefficients: Tensor, part: Tensor, out: Tensor) -> Tensor:
@@ -90,21 +97,16 @@ def row_combinations(coefficients: Tensor, part: Tensor, out: Tensor) -> Tensor:
     if part.device.type != "cpu":
         return out.copy_(coefficients @ part.to(torch.float64))
     coefficients = coefficients.to(part.dtype)
-    if not _numpy_is_faster(part):
+    if not numpy_is_faster(part):
         return torch.mm(coefficients, part, out=out)
-    matrix = coefficients.numpy()
-    for source, target in zip(_blocks(part.numpy(), len(part)), _blocks(out.numpy(), len(part)), strict=True):
-        np.matmul(matrix, source, out=target)
+    combine_arrays(coefficients.numpy(), part.numpy(), out.numpy())
     return out
 
 
-def zero_gaps(part: Tensor, mask: Tensor) -> Tensor:
-    """Multiply `part` by the bool `mask` in place and return it: several times faster than to fill or to choose."""
-    if part.device.type == "cpu":
-        np.multiply(part.numpy(), mask.numpy(), out=part.numpy())
-    else:
-        part.mul_(mask)
-    return part
+def combine_arrays(coefficients: Array, part: Array, out: Array) -> None:
+    """Write ``coefficients @ part`` into `out`, arrays of one type, on the calling thread."""
+    for source, target in zip(_blocks(part, len(part)), _blocks(out, len(part)), strict=True):
+        np.matmul(coefficients, source, out=target)
 
 
 def row_squares(part: Tensor) -> Tensor:
@@ -132,13 +134,14 @@ class Scratch:
         return memory[: rows * columns].view(rows, columns)
 
 
-def _numpy_is_faster(part: Tensor) -> bool:
+def numpy_is_faster(part: Tensor) -> bool:
+    """Whether products of `part` (K, c) with small matrices are better left to numpy than to torch."""
     if part.device.type != "cpu" or part.requires_grad or part.ndim != 2:
         return False
     return part.shape[0] < 64 and torch.get_num_threads() <= 2 and part.dtype in (torch.float32, torch.float64)
 
 
-def _blocks(array: Any, rows: int) -> list[Any]:
+def _blocks(array: Array, rows: int) -> list[Array]:
     """Cut (K, c) into columns so few that numpy's BLAS multiplies them with `rows` rows on the calling thread.
 
     Its own threads know nothing of torch's number of threads, and on a machine that is busy otherwise they wait for
@@ -172,6 +175,5 @@ def pairwise_sq_distances(X: Tensor, *, chunk: int | None = None) -> Tensor:
 
     The rows' mean is taken out before multiplying, so a large part that all share costs no digits.
     """
-    if X.ndim < 2 or not X.is_floating_point():
-        raise ValueError(f"X must be a (..., K, d) floating-point tensor; got {X.dtype} of shape {tuple(X.shape)}")
+    a_matrix("X", X)
     return distances_from_gram(gram(X, minus=X.mean(-2, keepdim=True), chunk=chunk))

@@ -12,6 +12,25 @@ def a_tensor(name: str, value: object) -> None:
         raise ValueError(f"{name} must be a torch.Tensor; got {type(value).__name__}")
 
 
+def a_matrix(name: str, value: object) -> None:
+    """Raise ValueError unless `value` is a (..., K, d) floating-point tensor."""
+    a_tensor(name, value)
+    assert isinstance(value, Tensor)
+    if value.ndim < 2 or not value.is_floating_point():
+        shape = tuple(value.shape)
+        raise ValueError(f"{name} must be a (..., K, d) floating-point tensor; got {value.dtype} of shape {shape}")
+
+
+def of_rows(name: str, value: object, rows: int, columns: int | None = None) -> None:
+    """Raise ValueError unless `value` is a tensor of shape (..., rows), or (..., rows, columns)."""
+    a_tensor(name, value)
+    assert isinstance(value, Tensor)
+    expected = (rows,) if columns is None else (rows, columns)
+    if tuple(value.shape[-len(expected) :]) != expected:
+        wanted = ", ".join(map(str, expected))
+        raise ValueError(f"{name} must have shape (..., {wanted}); got {tuple(value.shape)}")
+
+
 def degrees(W: Tensor) -> Tensor:
     r"""Return :math:`\deg = W 1`: (..., K)."""
     return W.sum(-1)
@@ -32,6 +51,7 @@ def laplacian(W: Tensor) -> Tensor:
     Its adjoint is `distances_from_gram`: ``<laplacian(W), G> = <w, d>`` over edges, with d the squared distances that
     the Gram matrix G holds. The diagonal of `W` cancels.
     """
+    a_tensor("W", W)
     return torch.diag_embed(degrees(W)) - W
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import numpy as np
 import torch
@@ -12,7 +13,12 @@ from jgesr_lightning.graph.prox import Array, prox_arrays, symmetric_part
 
 _MAX_ROUNDS = 60
 _PRECISION = 1e-12
+_ACCEPTED = 1e-6  # failure of the optimality conditions, relative to their terms, that goes without a warning
 _DEAREST = 1e8  # times the median cost: dearer edges count as this, since double precision cannot tell their weights
+
+
+class GraphNotConverged(UserWarning):
+    """The graph that `learn_graph` returns is not the minimiser."""
 
 
 def learn_graph(sq_distances: Tensor, alpha: float, beta: float, gamma: float) -> Tensor:
@@ -34,14 +40,36 @@ def learn_graph(sq_distances: Tensor, alpha: float, beta: float, gamma: float) -
 
     Raises:
         ValueError: a value out of range, K < 2, or an edge that costs nothing (``alpha d + gamma <= 0``: no minimum).
+
+    Warns:
+        GraphNotConverged: costs so far apart that the optimality conditions do not hold to 1e-6 of their terms.
     """
     if not (beta > 0 and alpha >= 0 and gamma >= 0 and math.isfinite(alpha + beta + gamma)):
         raise ValueError(f"beta must be positive, alpha and gamma non-negative; got {beta}, {alpha}, {gamma}")
     cost = alpha * symmetric_part("sq_distances", sq_distances) + gamma
-    if not (cost[:, ~np.eye(cost.shape[-1], dtype=bool)] > 0).all():
+    off = ~np.eye(cost.shape[-1], dtype=bool)
+    if not (cost[:, off] > 0).all():
         raise ValueError("every edge needs a positive cost alpha d + gamma, or the minimum does not exist")
     W, _ = learn_arrays(cost, beta)
+    left = _optimality(cost, W, beta)
+    if left > _ACCEPTED:
+        warnings.warn(
+            f"learn_graph has not converged: edges cost between {cost[:, off].min():.1e} and {cost[:, off].max():.1e}, "
+            f"too far apart for double precision; the optimality conditions fail by {left:.1e} of their terms",
+            GraphNotConverged,
+            stacklevel=2,
+        )
     return torch.from_numpy(W).view(sq_distances.shape).to(sq_distances.device)
+
+
+def _optimality(cost: Array, W: Array, beta: float) -> float:
+    """Return how far the optimality conditions fail at the worst edge, relative to the size of their terms."""
+    off = ~np.eye(cost.shape[-1], dtype=bool)
+    inverse = beta / W.sum(-1)
+    gain = inverse[:, :, None] + inverse[:, None, :]
+    gradient = ((cost - gain) / (cost + gain))[:, off]
+    worst: float = np.where(W[:, off] > 0, np.abs(gradient), -gradient).max()
+    return worst
 
 
 def learn_arrays(cost: Array, beta: float, start: Array | None = None) -> tuple[Array, int]:
@@ -61,8 +89,10 @@ def learn_arrays(cost: Array, beta: float, start: Array | None = None) -> tuple[
     unit = np.median(cost[:, off], axis=-1)[:, None, None]
     cost = np.minimum(cost / unit, _DEAREST)
     w = np.zeros_like(cost) if start is None else start * unit / beta
-    # weights reach the inverse of the cheapest cost, so that is how weak the pull to the last graph has to get
-    floor = 1e-8 * min(1.0, float(cost[:, off].min())) ** 2
+    # Weights reach the inverse of the cheapest cost, so that is how weak the pull to the last graph has to get; but not
+    # so weak that the best edge of some node falls behind what the prox can still tell apart, 1e10 in its units.
+    best = np.where(off, cost, np.inf).min(-1)
+    floor = max(1e-8 * min(1.0, float(best.min())) ** 2, 1e-18 * float(best.max()) ** 2)
     rho, dual, steps = 1.0, None, 0
     for _ in range(_MAX_ROUNDS):
         new, dual, taken = prox_arrays(w - cost / rho, 1.0, 0.0, rho, dual)

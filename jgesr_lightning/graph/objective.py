@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from jgesr_lightning.graph.gram import pairwise_sq_distances
-from jgesr_lightning.graph.laplacian import degrees, laplacian, upper_triangle
+from jgesr_lightning.graph.laplacian import a_matrix, degrees, laplacian, of_rows, upper_triangle
 
 
 class Terms(NamedTuple):
@@ -76,7 +76,17 @@ def objective_terms(
         beta: weight of the log barrier.
         gamma: weight of the sum of the edges.
         mu: weight of the fidelity.
+
+    Raises:
+        ValueError: an argument of the wrong type or shape, with its name.
     """
+    a_matrix("Psi", Psi)
+    rows, size = Psi.shape[-2:]
+    of_rows("W", W, rows, rows)
+    of_rows("received", received, rows, size)
+    of_rows("weights", weights, rows)
+    if mask is not None:
+        of_rows("mask", mask, rows, size)
     W = W.to(torch.float64)
     weighted = _fidelity_residual(Psi, received, mask).square().sum(-1) * weights.to(W)
     return Terms(
@@ -151,7 +161,7 @@ def difference_of_convex(
 
 def _fidelity_residual(Psi: Tensor, received: Tensor, mask: Tensor | None) -> Tensor:
     estimate = Psi.to(torch.float64)
-    return (estimate if mask is None else estimate * mask) - received.to(torch.float64)
+    return (estimate if mask is None else torch.where(mask, estimate, 0)) - received.to(torch.float64)
 
 
 def _centre(Psi: Tensor) -> Tensor:

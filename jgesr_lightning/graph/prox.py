@@ -115,7 +115,8 @@ def prox_arrays(
         if shrink is not None:
             y = y * shrink[:, 0]
     small = len(t) == 1 and t.shape[-1] < _CHOLESKY_FROM
-    solved = _newton_undamped(t[0], y[0], float(highest.max())) if small else None
+    with np.errstate(invalid="ignore"):  # a system that rounding made singular: it is left to `_solve_unit`
+        solved = _newton_undamped(t[0], y[0], float(highest.max())) if small else None
     v, y, steps = solved or _solve_unit(t, y)
     if shrink is not None:
         v *= shrink
@@ -307,11 +308,12 @@ def _move(base: Array, delta: Array, y: Array, step: Array) -> _State:
 
 
 def _row_sums(matrix: Array) -> Array:
-    """Sum the last axis; by a product where that is so small that it stays on the calling thread: it is faster there."""
+    """Sum the last axis; by a product where that is so small that it stays on the calling thread: faster there."""
     if matrix.size > _THREADED:
         return np.asarray(matrix.sum(-1), dtype=np.float64)
     nodes = matrix.shape[-1]
-    return matrix.reshape(-1, nodes).dot(_constants(nodes)[0]).reshape(matrix.shape[:-1])
+    sums: Array = matrix.reshape(-1, nodes).dot(_constants(nodes)[0])
+    return sums.reshape(matrix.shape[:-1])
 
 
 def _line_search(

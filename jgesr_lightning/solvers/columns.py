@@ -11,7 +11,8 @@ the digits of what the clients' models differ by.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,12 +22,12 @@ from jgesr_lightning.graph.gram import (
     Scratch,
     cosine_from_gram,
     distances_from_gram,
-    row_combinations,
+    numpy_is_faster,
     row_squares,
     self_product,
-    zero_gaps,
 )
 from jgesr_lightning.graph.prox import Array
+from jgesr_lightning.solvers.chunk import Chunk, Measured, residual_tensors, step_arrays, step_tensors
 from jgesr_lightning.solvers.signals import Moments, Reduce, Start, column_chunks, to_host, work_dtype
 
 
@@ -128,33 +129,23 @@ class Columns:
     ) -> Callable[[], Moments]:
         """See `Signals`. With details, the fidelity of the new Psi and the Gram matrix of the step are taken too."""
         device = self._shared.device
-        towards = torch.from_numpy(pull).to(device, self._type)[:, None]
-        across = torch.from_numpy(-smooth).to(device, self._type if device.type == "cpu" else torch.float64)
         clients, graphs = len(pull), len(self._layers)
+        in_numpy = numpy_is_faster(self._current)
+        towards = torch.from_numpy(pull).to(device, self._type)[:, None]
+        across = torch.from_numpy(-smooth).to(device, self._type if in_numpy else torch.float64)
+        step: Callable[..., Measured] = step_arrays if in_numpy else step_tensors
         grams = torch.zeros(2 if details else 1, graphs, clients, clients, dtype=torch.float64, device=device)
         squares = torch.zeros(3 if details else 2, clients, dtype=torch.float64, device=device)
-        for layer, columns in column_chunks(self._layers, clients, device):
-            shape = (clients, columns.stop - columns.start, self._type)
-            old, target = self._current[:, columns], self._other[:, columns]
-            base = old
-            if momentum:
-                base = self._scratch.take("base", *shape)
-                torch.sub(old, target, out=base).mul_(momentum).add_(old)
-            residual = self._residual_of(base, columns)
-            change = row_combinations(across[layer], base, self._scratch.take("change", *shape))
-            change.addcmul_(residual, towards, value=-1)
-            torch.add(base, change, out=target)
-            grams[0, layer] += self_product(target)
+        sum_grams, sum_squares = (grams.numpy(), squares.numpy()) if in_numpy else (grams, squares)
+        combine = across.numpy() if in_numpy else across
+        for layer, chunk in self._chunks(in_numpy):
+            done = step(chunk, towards, combine[layer], momentum, details)
+            sum_grams[0, layer] += done.gram
+            sum_squares[0] += done.residual
+            sum_squares[1] += done.step
             if details:
-                torch.sub(target, old, out=change)
-                residual = self._residual_of(target, columns)
-                grams[1, layer] += self_product(change)
-            squares[0] += row_squares(residual)
-            squares[1] += row_squares(change)
-            if details:
-                if self._mask is not None:
-                    zero_gaps(change, self._mask[:, columns])
-                squares[2] += row_squares(change)
+                sum_grams[1, layer] += done.step_gram
+                sum_squares[2] += done.masked_step
         sums = torch.stack([squares[0] @ self._weights, squares[1].sum(), *(squares[2:] @ self._weights)])
         packed = self._reduce(torch.cat([sums, grams.flatten()]))
 
@@ -170,21 +161,34 @@ class Columns:
 
         return wait
 
-    def _residual_of(self, psi: Tensor, columns: slice) -> Tensor:
-        """Return M * (Psi - X_r) for a chunk of Psi (less the shared row)."""
-        residual = self._scratch.take("residual", psi.shape[0], psi.shape[1], self._type)
-        torch.sub(psi, self._received[:, columns], out=residual)
-        residual += self._shared[columns]
-        if self._mask is not None:
-            zero_gaps(residual, self._mask[:, columns])
-        return residual
+    def _chunks(self, in_numpy: bool) -> Iterator[tuple[int, Chunk]]:
+        """Yield (layer, chunk): all a step touches, as numpy's arrays or torch's tensors on the same memory."""
+        rows, device = self._current.shape[0], self._shared.device
+        received = self._received
+        whole: list[Any] = [self._current, self._other, self._shared, self._mask]
+        if in_numpy:
+            whole = [part if part is None else part.numpy() for part in whole]
+        psi, other, shared, mask = whole
+        for layer, columns in column_chunks(self._layers, (2 if in_numpy else 1) * rows, device):
+            width = columns.stop - columns.start
+            arrived = received[:, columns].to(self._type)
+            buffers = [self._scratch.take(name, rows, width, self._type) for name in ("base", "residual", "change")]
+            chunk = Chunk(
+                psi[:, columns],
+                other[:, columns],
+                arrived.numpy() if in_numpy else arrived,
+                shared[columns],
+                None if mask is None else mask[:, columns],
+                *(part.numpy() if in_numpy else part for part in buffers),
+            )
+            yield layer, chunk
 
     def propose_filtered(self, smooth: Array, weights: Array) -> Moments:
-        """See `Signals`; by conjugate gradients in every column."""
+        """See `Signals`; exact in every column, see `solve_columns`."""
         device, clients = self._shared.device, len(weights)
         L = torch.from_numpy(smooth).to(device)
         z = torch.from_numpy(weights).to(device)
-        inverse = torch.linalg.inv(torch.diag(z) + L)
+        F = torch.linalg.inv(torch.diag(z) + L) * z
         grams = torch.zeros(len(self._layers), clients, clients, dtype=torch.float64, device=device)
         squares = torch.zeros(2, dtype=torch.float64, device=device)
         for layer, columns in column_chunks(self._layers, 8 * clients, device):
@@ -193,7 +197,7 @@ class Columns:
             received = self._received[:, columns].to(torch.float64) - shared
             arrived = torch.ones_like(received, dtype=torch.bool) if self._mask is None else self._mask[:, columns]
             received = torch.where(arrived, received, 0)
-            new = solve_columns(L[layer], inverse[layer], z[:, None], arrived, received, old)
+            new = solve_columns(L[layer], F[layer], z[:, None], arrived, received, old)
             self._other[:, columns] = new
             residual = torch.where(arrived, new - received, 0)
             squares[0] += torch.linalg.vecdot(residual, residual) @ z
@@ -210,9 +214,8 @@ class Columns:
     def residual(self) -> float:
         """See `Signals`; one more pass."""
         total = torch.zeros(1, dtype=torch.float64, device=self._shared.device)
-        for _, columns in column_chunks(self._layers, len(self._received), self._shared.device):
-            residual = self._residual_of(self._current[:, columns], columns)
-            total += row_squares(residual) @ self._weights
+        for _, chunk in self._chunks(in_numpy=False):
+            total += row_squares(residual_tensors(chunk, chunk.psi)) @ self._weights
         return float(self._reduce(total))
 
     def models(self) -> Tensor:

@@ -1,6 +1,6 @@
 """Timings of the mathematics, as ratios within one run: the prox, the solver in both forms, memory, growth.
 
-Run from the root of the repository: ``python tests/benchmarks/bench_math.py [--quick]`` or ``make bench``. Prints one
+Run from the root of the repository: ``python -m tests.benchmarks.bench_math [--quick]`` or ``make bench``. Prints one
 Markdown table; every row says what is compared with what. With a CUDA device the rows that touch d are measured there
 as well, beside the time their bytes take at the card's bandwidth (as measured by a copy). One thread unless
 OMP_NUM_THREADS says otherwise, and then processor time, not time on the clock: else ratios measure how busy the machine
@@ -159,7 +159,10 @@ def bench_masked(clients: int, size: int, device: torch.device, repeats: int, na
     signals = Columns(received, z, (size,), lambda x: x, mask=mask)
     signals.start()
     other, out = received.clone(), torch.empty_like(received)
-    floor = median(lambda: torch.where(mask, received, other, out=out), device, repeats)
+    third = other.clone()
+    floor = median(lambda: torch.addcmul(received, other, third, out=out), device, repeats)
+    choice = median(lambda: torch.where(mask, received, other, out=out), device, repeats)
+    del third
     smooth = 0.01 * (clients * np.eye(clients) - 1)[None]
     square = received[:, :25_600].contiguous()  # in the cache: what the arithmetic of the products alone takes
     into, S = torch.empty_like(square), torch.from_numpy(smooth[0]).to(device)
@@ -171,10 +174,13 @@ def bench_masked(clients: int, size: int, device: torch.device, repeats: int, na
     arithmetic = median(products, device, repeats) * size / square.shape[1]
     step = median(lambda: signals.propose(z, smooth)(), device, repeats)
     detailed = median(lambda: signals.propose(z, smooth, details=True)(), device, repeats)
-    against = "torch.where(M, A, B, out=C): three arrays read, one written"
+    filtered = median(lambda: signals.propose_filtered(smooth, z), device, max(1, repeats // 5))
+    against = "torch.addcmul(A, B, C, out=D): three arrays read, one written"
     row(f"{name}, masked: the part of one step that touches d", against, step, floor, "<= 3")
     row(f"{name}, masked: its two products alone, from the cache", against, arithmetic, floor, "")
-    row(f"{name}, masked: the same with what backtracking asks for", against, detailed, floor, "")
+    row(f"{name}, masked: the part of one step that touches d", "torch.where(M, A, B, out=C)", step, choice, "")
+    row(f"{name}, masked: one step with what backtracking asks for", against, detailed, floor, "")
+    row(f"{name}, masked: one filtering of the two-step baseline", against, filtered, floor, "")
     if device.type == "cuda":
         bandwidth_row(f"{name}, masked", received, step, 3.25)
 

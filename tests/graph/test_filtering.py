@@ -92,3 +92,44 @@ def test_batch_equals_loop() -> None:
     together = filter_signals(X, W, z, 0.3, 1.0)
     for i in range(3):
         torch.testing.assert_close(together[i], filter_signals(X[i], W[i], z, 0.3, 1.0))
+
+
+@pytest.mark.parametrize("bridge", [0.0, 1e-12, 1e-6, 1e-3])
+def test_a_part_of_the_graph_that_delivered_nothing_is_filled_over_the_edges_it_has(bridge: float) -> None:
+    """Nodes 0 and 1 hang together, and by a weak edge or none to 2 and 3, which deliver everything."""
+    W = torch.zeros(4, 4, dtype=torch.float64)
+    for m, n, weight in ((0, 1, 1.0), (2, 3, 1.0), (1, 2, bridge)):
+        W[m, n] = W[n, m] = weight
+    X = torch.randn(4, 200, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    mask = torch.ones(4, 200, dtype=torch.bool)
+    mask[:2, :120] = False
+    mask[:, 100:120] = False
+    mask[0, 120:] = False
+    start = X + 1
+    Psi = filter_signals(X, W, torch.ones(4, dtype=torch.float64), 0.5, 1.0, mask=mask, start=start)
+    assert bool(torch.isfinite(Psi).all())
+    L = torch.diag(W.sum(1)) - W
+    left = mask * (Psi - torch.where(mask, X, 0)) + L @ Psi
+    assert float(left.abs().max()) < 1e-12
+    if bridge == 0:  # not determined: what the start has of it, the mean, stays
+        torch.testing.assert_close(Psi[:2, :100], start[:2, :100].mean(0).expand(2, -1))
+    elif bridge >= 1e-6:
+        torch.testing.assert_close(Psi[1, :100], Psi[2, :100], rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(Psi[0, 120:], Psi[1, 120:])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"X": [[1.0, 2.0]]}, "X must be a torch.Tensor; got list"),
+        ({"X": torch.ones(3, 5, dtype=torch.int64)}, "X must be a .* floating-point tensor; got torch.int64"),
+        ({"W": torch.zeros(4, 4)}, r"W must have shape \(..., 3, 3\); got \(4, 4\)"),
+        ({"weights": torch.ones(4)}, r"weights must have shape \(..., 3\); got \(4,\)"),
+        ({"mask": torch.ones(3, 4, dtype=torch.bool)}, "mask must have shape"),
+        ({"mask": torch.ones(3, 5)}, "mask must be of type bool"),
+    ],
+)
+def test_wrong_arguments_are_named(change, message) -> None:
+    given = {"X": torch.ones(3, 5), "W": torch.ones(3, 3), "weights": torch.ones(3), "alpha": 1.0, "mu": 1.0}
+    with pytest.raises(ValueError, match=message):
+        filter_signals(**(given | change))

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from jgesr_lightning.graph import gradient_graph, learn_graph, pairwise_sq_distances
+from jgesr_lightning.graph import GraphNotConverged, gradient_graph, learn_graph, pairwise_sq_distances
 
 
 def violation(X: torch.Tensor, W: torch.Tensor, alpha: float, beta: float, gamma: float) -> float:
@@ -67,7 +67,7 @@ def test_an_edge_that_costs_nothing_is_refused() -> None:
         learn_graph(torch.ones(3, 3), 1.0, 0.0, 1.0)
 
 
-@pytest.mark.parametrize("gamma", [1e-1, 1e-3, 1e-5])
+@pytest.mark.parametrize("gamma", [1e-1, 1e-3, 1e-5, 1e-7])
 def test_pairs_of_equal_rows_with_cheap_edges(gamma):
     X = torch.randn(6, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     X[1], X[3] = X[0], X[2]
@@ -79,3 +79,10 @@ def test_pairs_of_equal_rows_with_cheap_edges(gamma):
     off = ~torch.eye(6, dtype=torch.bool)
     assert gradient[off & (W > 0)].abs().max() < 1e-10
     assert gradient[off].min() > -1e-10
+
+
+def test_costs_beyond_double_precision_are_reported():
+    X = torch.randn(6, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    X[1] = X[0]
+    with pytest.warns(GraphNotConverged, match="not converged"):
+        learn_graph(pairwise_sq_distances(X), 1.0, 1.0, 1e-12)

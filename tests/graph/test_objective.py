@@ -141,3 +141,16 @@ def test_the_closed_form_and_the_prox_are_stationary_points_of_the_objective() -
     edges = gradient_graph(psi, new, 0.0, CONSTANTS["beta"], CONSTANTS["gamma"]) + rho * (new - theta)
     edges = edges.masked_fill(torch.eye(5, dtype=torch.bool), 0)
     assert float(torch.where(new > 0, edges.abs(), -edges).max()) < 1e-10
+
+
+def test_what_psi_holds_behind_the_mask_counts_only_in_the_smoothness() -> None:
+    """A not-a-number there reaches no term that does not see the entry, and wrong arguments are named."""
+    mask = torch.tensor([[True, False], [True, True]])
+    Psi = torch.tensor([[1.0, torch.nan], [2.0, 3.0]])
+    W = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+    terms = objective_terms(Psi, W, torch.zeros(2, 2), torch.ones(2), mask, 1.0, 1.0, 1.0, 1.0)
+    assert float(terms.fidelity) == 0.5 * (1 + 4 + 9)
+    with pytest.raises(ValueError, match=r"Psi must be a torch\.Tensor; got ndarray"):
+        objective_terms(Psi.numpy(), W, Psi, torch.ones(2), mask, 1.0, 1.0, 1.0, 1.0)
+    with pytest.raises(ValueError, match="weights must have shape"):
+        objective_terms(Psi, W, Psi, torch.ones(3), mask, 1.0, 1.0, 1.0, 1.0)
