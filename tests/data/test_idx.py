@@ -25,23 +25,23 @@ def test_header_as_published():
 GOOD = to_idx(np.arange(12, dtype=np.uint8).reshape(3, 2, 2))
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("cut", GOOD[:-1]),
-        ("long", GOOD + b"x"),
-        ("empty", b""),
-        ("header", GOOD[:10]),
-        ("other", b"<html>not found</html>"),
-        ("labels", to_idx(np.arange(3, dtype=np.uint8))),
-        ("cut.gz", gzip.compress(GOOD)[:-6]),
-        ("other.gz", b"<html>not found</html>"),
-        ("flipped.gz", gzip.compress(GOOD)[:-8] + b"abcd" + gzip.compress(GOOD)[-4:]),
-    ],
-)
-def test_damaged_files_are_named(tmp_path, name, content):
+DAMAGED = {
+    "cut": GOOD[:-1],
+    "long": GOOD + b"x",
+    "empty": b"",
+    "header": GOOD[:10],
+    "other": b"<html>not found</html>",
+    "labels": to_idx(np.arange(3, dtype=np.uint8)),
+    "cut.gz": gzip.compress(GOOD)[:-6],
+    "other.gz": b"<html>not found</html>",
+    "flipped.gz": gzip.compress(GOOD)[:-8] + b"abcd" + gzip.compress(GOOD)[-4:],
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damaged_files_are_named(tmp_path, name):
     path = tmp_path / name
-    path.write_bytes(content)
+    path.write_bytes(DAMAGED[name])
     with pytest.raises(DataError, match=f"{path} is damaged") as caught:
         read_idx(path, 3)
     assert "\n" not in str(caught.value)

