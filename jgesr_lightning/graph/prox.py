@@ -38,6 +38,7 @@ _solve: Any = getattr(getattr(np.linalg, "_umath_linalg", None), "solve1", np.li
 
 _EPS = float(np.finfo(np.float64).eps)
 _MAX_STEPS = 200
+_SWEEPS = 2
 _STIFF = 10.0  # largest y from which a start out of balance is led to the solution
 _CHEAP, _DEAREST = 1e6, 1e10
 _THREADED = 8192  # elements from which BLAS may call threads for a matrix times a vector
@@ -77,13 +78,15 @@ def symmetric_part(name: str, matrix: Tensor) -> Array:
     nodes = shape[-1]
     if nodes < 2:
         raise ValueError(f"{name}: a graph needs at least 2 nodes; got {nodes}")
-    array: Array = matrix.detach().to("cpu", torch.float64).numpy().reshape(-1, nodes, nodes)
-    with np.errstate(invalid="ignore", over="ignore"):  # for a message of our own
-        array = array + array.swapaxes(-1, -2)
-        array *= 0.5
-        array.reshape(len(array), -1)[:, :: nodes + 1] = 0
-        total = float(array.sum())
-    if not math.isfinite(total) and not np.isfinite(array).all():
+    if matrix.dtype != torch.float64:
+        matrix = matrix.to(torch.float64)
+    given: Array = matrix.numpy(force=True).reshape(-1, nodes, nodes)
+    array: Array = given + given.swapaxes(-1, -2)
+    array *= 0.5
+    flat = array.reshape(len(array), -1)
+    flat[:, :: nodes + 1] = 0
+    # The sum of squares is the quickest to tell; where it is not finite, it may only have overflowed.
+    if not math.isfinite(np.vdot(flat, flat)) and not np.isfinite(array).all():
         raise ValueError(f"{name} holds values that are not finite")
     return array
 
@@ -108,16 +111,18 @@ def prox_arrays(
     t.reshape(len(t), -1)[:, :: t.shape[-1] + 1] = -np.inf  # so that max(0, .) leaves the diagonal of v at zero
     shrink = _tame(t) if lowest < -_CHEAP else None
     highest = t.max(-1)
-    if dual is None:
-        y = _start(t, highest)
-    else:
-        y = dual / math.sqrt(beta * rho)
+    start = None
+    if dual is not None:
+        start = dual / math.sqrt(beta * rho)
         if shrink is not None:
-            y = y * shrink[:, 0]
-    small = len(t) == 1 and t.shape[-1] < _CHOLESKY_FROM
-    with np.errstate(invalid="ignore"):  # a system that rounding made singular: it is left to `_solve_unit`
-        solved = _newton_undamped(t[0], y[0], float(highest.max())) if small else None
-    v, y, steps = solved or _solve_unit(t, y)
+            start *= shrink[:, 0]
+    solved = None
+    if len(t) == 1 and t.shape[-1] < _CHOLESKY_FROM:
+        with np.errstate(
+            invalid="ignore", divide="ignore"
+        ):  # a system that rounding made singular: it is left to `_solve_unit`
+            solved = _newton_undamped(t[0], None if start is None else start[0], highest[0])
+    v, y, steps = solved or _solve_unit(t, _start(t, highest) if start is None else start)
     if shrink is not None:
         v *= shrink
         y = y / shrink[:, 0]
@@ -147,38 +152,43 @@ def _start(t: Array, highest: Array) -> Array:
     """Return (B, K) dual variables near the solution, most of the active edges right.
 
     A node for which all y are one number solves ``y (b + 2 n y) = 1``, n edges being active and b the sum of their t.
-    The first guess takes all of its edges, and of their t what is positive; a sweep takes the edges that are active
-    at the last guess, and moves the neighbours as much as the node. At K = 20 two sweeps save two Newton steps, which
-    cost twice as much.
+    The first guess takes all edges of all nodes, and of their t what is positive; a sweep takes the edges that are
+    active at the last guess, and moves the neighbours as much as the node. Two sweeps save more Newton steps.
 
     Args:
         t: (B, K, K).
         highest: (B, K), the largest t of each node.
     """
-    ones, zeros = _constants(t.shape[-1])
-    y = _root(_row_sums(np.maximum(t, zeros)) * 0.5, ones * (t.shape[-1] - 1))
-    if min(highest.ravel().tolist()) < 0:
-        y -= np.minimum(highest, 0) * 0.5
-        if float(y.max()) > _STIFF:  # the sweeps' differences would lose their digits
-            return y
-    v, edges = np.empty_like(t), np.empty_like(t)
-    for _ in range(2):
-        np.add(y[:, :, None], y[:, None, :], out=v)
-        v += t
-        np.maximum(v, zeros, out=v)
-        active = np.maximum(_row_sums(np.sign(v, out=edges)), ones)
-        y = _root(_row_sums(v) * 0.5 - active * y, active)
+    y = _first_guess(t, highest)
+    if float(y.max()) > _STIFF:  # the sweeps' differences would lose their digits
+        return y
+    for _ in range(_SWEEPS):
+        v = np.maximum(t + (y[:, :, None] + y[:, None, :]), 0)
+        y = _swept(y, _row_sums(v), _row_sums(np.sign(v)))
     return y
 
 
-def _root(half: Array, n: Array) -> Array:
-    """Return the positive solution of ``y (2 half + 2 n y) = 1``."""
-    result: Array = 1 / (half + np.sqrt(half * half + (n + n)))
+def _first_guess(t: Array, highest: Array) -> Array:
+    edges = t.shape[-1] - 1
+    mean = float(np.maximum(t, 0).sum()) / highest.size  # of the nodes of all problems; the sweeps tell them apart
+    y = np.full(highest.shape, 2 / (mean + math.sqrt(mean * mean + 8 * edges)))
+    if float(highest.min()) < 0:
+        y -= np.minimum(highest, 0) * 0.5
+    return y
+
+
+def _swept(y: Array, degrees: Array, active: Array) -> Array:
+    active = np.maximum(active, _constants(y.shape[-1])[0])
+    half = active * y  # less half of b, to begin with
+    half -= degrees * 0.5
+    result: Array = 1 / (np.sqrt(half * half + (active + active)) - half)
     return result
 
 
-def _newton_undamped(t: Array, y: Array, highest: float) -> tuple[Array, Array, int] | None:
-    """Return (v, y, Newton steps) of one small unit problem, or None where full steps from y do not lead there.
+def _newton_undamped(t: Array, start: Array | None, highest: Array) -> tuple[Array, Array, int] | None:
+    """Return (v, y, Newton steps) of one small unit problem, or None where full steps do not lead there.
+
+    From `start`, or as `_start` does; t is (K, K), the others (K,).
 
     Nearly every problem that a solver meets is so tame. A step is then a dozen operations on 3 kB, each of which takes
     as long to call as to do, and what `_newton` does for batches and against rounding would cost several times more.
@@ -187,24 +197,29 @@ def _newton_undamped(t: Array, y: Array, highest: float) -> tuple[Array, Array, 
     ones, zeros = _constants(nodes)
     v, hessian = np.empty_like(t), np.empty_like(t)
     diagonal = hessian.reshape(-1)[:: nodes + 1]
-    for steps in range(12):
+    y = _first_guess(t, highest) if start is None else start
+    for steps in range(-_SWEEPS if start is None else 0, 12):
         np.add(y[:, None], y, out=v)
         v += t
         np.maximum(v, zeros, out=v)
+        degrees = v.dot(ones)
+        if steps < 0:
+            y = _swept(y, degrees, np.sign(v, out=hessian).dot(ones))
+            continue
         inverse = ones / y
-        gradient = inverse - v.dot(ones)
+        gradient = inverse - degrees
         residual = gradient * y
         square = float(residual.dot(residual))
         if square <= (4e-15 * nodes) ** 2:
-            largest = max(y.tolist())  # v is as exact as the sum of t and y: where both are large, not exact enough
-            return (v[None], y[None], steps) if largest < 8 and highest * largest < 1e3 else None
+            values = y.tolist()
+            largest = max(values)  # v is as exact as the sum of t and y: where both are large, not exact enough
+            exact = largest < 8 and max(highest.tolist()) * largest < 1e3
+            return (v[None], y[None], steps) if exact and min(values) > 0 else None
         if not square < 1e6:
             return None
         np.sign(v, out=hessian)
         np.add(hessian.dot(ones), inverse * inverse, out=diagonal)
         y = y + _solve(hessian, gradient)
-        if min(y.tolist()) <= 0:
-            return None
     return None
 
 

@@ -126,13 +126,13 @@ def bench_complete(clients: int, size: int, device: torch.device, repeats: int, 
         return (shares @ received).expand(clients, -1).contiguous()
 
     signals = Coefficients(received, z, (size,), lambda x: x)
-    solver = PDCA(Penalties())
     floor = median(mean, device, repeats)
     reading = median(signals.start, device, repeats)
     writing = median(signals.models, device, repeats)
     signals.start()
-    solution = solver.solve(signals, z)
-    aggregator = JGESR()
+    max_iter = 500 if clients <= 100 else 10
+    solution = PDCA(Penalties(), max_iter=max_iter).solve(signals, z)
+    aggregator = JGESR(max_iter=max_iter)
     whole = median(lambda: aggregator(received, weights), device, max(1, repeats // 2))
     loop = whole - reading - writing
     row(
@@ -158,11 +158,9 @@ def bench_masked(clients: int, size: int, device: torch.device, repeats: int, na
     mask = (torch.rand(received.shape, generator=torch.Generator().manual_seed(1)) > 0.05).to(device)
     signals = Columns(received, z, (size,), lambda x: x, mask=mask)
     signals.start()
-    other, out = received.clone(), torch.empty_like(received)
-    third = other.clone()
+    other, third, out = received.clone(), received.clone(), torch.empty_like(received)
     floor = median(lambda: torch.addcmul(received, other, third, out=out), device, repeats)
     choice = median(lambda: torch.where(mask, received, other, out=out), device, repeats)
-    del third
     smooth = 0.01 * (clients * np.eye(clients) - 1)[None]
     square = received[:, :25_600].contiguous()  # in the cache: what the arithmetic of the products alone takes
     into, S = torch.empty_like(square), torch.from_numpy(smooth[0]).to(device)
