@@ -18,15 +18,12 @@ from pathlib import Path
 import torch
 from lightning.fabric import Fabric
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from bench_training import CASES, CLIENTS, KAPPA, LR, flops_per_sample, load, plain_loop
-
 from jgesr_lightning.aggregators import build_aggregator
 from jgesr_lightning.client import ClientModule
 from jgesr_lightning.models import build_model
 from jgesr_lightning.regularisers import CosineDissimilarity
 from jgesr_lightning.training import ClientData, build_engine
+from tests.benchmarks.bench_training import CASES, CLIENTS, KAPPA, LR, flops_per_sample, load, plain_loop
 
 AGGREGATORS = ("local", "fedavg", "fedprox", "cfl", "fedamp", "pfedgraph", "two_step", "jgesr")
 
