@@ -22,7 +22,7 @@ Array = npt.NDArray[Any]
 
 
 class Measured(NamedTuple):
-    """Sums over a chunk. Without details, `residual` is that of Y and the last two are None.
+    """Sums over a chunk. Without details, `residual` is that of Y, `step` is from Y, and the last two are None.
 
     Attributes:
         gram: of Psi+, (K, K).
