@@ -29,8 +29,8 @@ setup: $(TEST) ## make or update .venv with everything; the other targets do wha
 train: need-config $(RUN) ## run a federation: make train CONFIG=mnist_s01 ARGS="aggregator.name=fedavg seed=3"
 	@$(PY) -m jgesr_lightning train "$(CONFIG)" $(ARGS)
 
-test: $(TEST) ## run the tests; ARGS goes to pytest
-	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(PY) -m pytest $(ARGS)
+test: $(TEST) ## run the tests, a process a core up to four; ARGS goes to pytest ("-n 0": one after another)
+	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup $(ARGS)
 
 bench: $(TEST) ## run the timings in tests/benchmarks, ARGS="--quick" for short ones
 	@for name in math training; do echo "== tests/benchmarks/bench_$$name.py"; \

@@ -9,6 +9,15 @@ PLACES = (os.environ.get("JGESR_DATA"), Path(__file__).resolve().parents[2] / "s
 MARKS = {"mnist": "MNIST/raw/train-images-idx3-ubyte", "cifar10": "cifar10.tgz"}
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Keep the tests of a file that starts processes together, as they share them; any other test runs anywhere."""
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            if item.get_closest_marker("processes"):
+                item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
 @pytest.fixture
 def data_root():
     """Return a function: data set -> folder that holds it; where there is none the test is skipped, by name."""
