@@ -27,7 +27,8 @@ def learn_graph(sq_distances: Tensor, alpha: float, beta: float, gamma: float) -
     Sums over w run over edges. Kalofolias (2016), eq. 12 without the Frobenius term, and the w-part of the joint
     objective J for fixed Psi. With :math:`c = \alpha d + \gamma` the solution is :math:`\beta W_1(c)`, and
     :math:`W_1(\kappa c) = W_1(c) / \kappa`. Where the minimiser is not unique (the objective is strictly convex in the
-    degrees only), one that treats equal nodes alike is returned.
+    degrees only), one that treats equal nodes alike is returned. An edge that costs more than 1e8 times the median
+    counts as costing that.
 
     Args:
         sq_distances: D (..., K, K) symmetric, finite; its diagonal is not read.
@@ -51,7 +52,7 @@ def learn_graph(sq_distances: Tensor, alpha: float, beta: float, gamma: float) -
     if not (cost[:, off] > 0).all():
         raise ValueError("every edge needs a positive cost alpha d + gamma, or the minimum does not exist")
     W, _ = learn_arrays(cost, beta)
-    left = _optimality(cost, W, beta)
+    left = _optimality(np.minimum(cost, _DEAREST * _typical(cost)), W, beta)
     if left > _ACCEPTED:
         warnings.warn(
             f"learn_graph has not converged: edges cost between {cost[:, off].min():.1e} and {cost[:, off].max():.1e}, "
@@ -60,6 +61,11 @@ def learn_graph(sq_distances: Tensor, alpha: float, beta: float, gamma: float) -
             stacklevel=2,
         )
     return torch.from_numpy(W).view(sq_distances.shape).to(sq_distances.device)
+
+
+def _typical(cost: Array) -> Array:
+    """Return the median cost of an edge, (B, 1, 1)."""
+    return np.asarray(np.median(cost[:, ~np.eye(cost.shape[-1], dtype=bool)], axis=-1)[:, None, None], np.float64)
 
 
 def _optimality(cost: Array, W: Array, beta: float) -> float:
@@ -86,7 +92,7 @@ def learn_arrays(cost: Array, beta: float, start: Array | None = None) -> tuple[
     nodes = cost.shape[-1]
     off = ~np.eye(nodes, dtype=bool)
     # In units where the typical edge costs one and beta is one, the same schedule fits every instance.
-    unit = np.median(cost[:, off], axis=-1)[:, None, None]
+    unit = _typical(cost)
     cost = np.minimum(cost / unit, _DEAREST)
     w = np.zeros_like(cost) if start is None else start * unit / beta
     # Weights reach the inverse of the cheapest cost, so that is how weak the pull to the last graph has to get; but not

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -138,14 +139,15 @@ class Columns:
         squares = torch.zeros(3 if details else 2, clients, dtype=torch.float64, device=device)
         sum_grams, sum_squares = (grams.numpy(), squares.numpy()) if in_numpy else (grams, squares)
         combine = across.numpy() if in_numpy else across
-        for layer, chunk in self._chunks(in_numpy):
-            done = step(chunk, towards, combine[layer], momentum, details)
-            sum_grams[0, layer] += done.gram
-            sum_squares[0] += done.residual
-            sum_squares[1] += done.step
-            if details:
-                sum_grams[1, layer] += done.step_gram
-                sum_squares[2] += done.masked_step
+        with np.errstate(over="ignore", invalid="ignore"):  # such a step is refused by whoever reads its numbers
+            for layer, chunk in self._chunks(in_numpy):
+                done = step(chunk, towards, combine[layer], momentum, details)
+                sum_grams[0, layer] += done.gram
+                sum_squares[0] += done.residual
+                sum_squares[1] += done.step
+                if details:
+                    sum_grams[1, layer] += done.step_gram
+                    sum_squares[2] += done.masked_step
         sums = torch.stack([squares[0] @ self._weights, squares[1].sum(), *(squares[2:] @ self._weights)])
         packed = self._reduce(torch.cat([sums, grams.flatten()]))
 
