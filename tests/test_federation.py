@@ -209,20 +209,20 @@ def test_memory_and_handles_stay_flat_over_many_rounds(tmp_path):
 
     class Counter:
         def on_round_end(self, federation, state, record, watch):
-            if record.round in (20, 100):
+            if record.round in (20, 200):
                 counts.append(count())
 
     federation = small_federation(
         [Counter(), ResultFiles(tmp_path, {}), Checkpoint(tmp_path / "checkpoint", 10, {})],
-        rounds=100,
+        rounds=200,
         evaluation_every=10,
-        graph_every=100,
+        graph_every=200,
     )
     run(federation)
     (tensors, handles), (tensors_later, handles_later) = counts
     assert handles_later <= handles
     assert tensors_later - tensors < 10
-    assert len((tmp_path / "metrics.csv").read_text().splitlines()) == 102
+    assert len((tmp_path / "metrics.csv").read_text().splitlines()) == 202
 
 
 def test_summaries_of_client_values():
