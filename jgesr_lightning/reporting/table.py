@@ -19,6 +19,8 @@ from jgesr_lightning.reporting.runs import Block, Collection, Column, blocks, co
 from jgesr_lightning.reporting.statistics import Difference, Mean, mean_of, paired
 
 METRIC = "accuracy/received"
+PAPERS_METRICS = tuple(f"accuracy/{which}{how}" for which in ("received", "trained") for how in ("", "_weighted"))
+"""What the paper's numbers may be: means over clients; it does not say of which models, nor how they are weighed."""
 REFERENCE = "jgesr"
 ABSENT = "\u2013"
 
@@ -88,7 +90,7 @@ def build(block: Block, metric: str = METRIC) -> Table:
             entries[label, column] = Entry(
                 value=mean,
                 best=len(means) > 1 and round(mean.mean, 2) == best,
-                paper=paper_value(label, column) if metric.startswith("accuracy/") else None,
+                paper=paper_value(label, column) if metric in PAPERS_METRICS else None,
                 to_reference=None if reference is None else paired(reference, seeds[label, column]),
             )
     unit = "%" if scale == 100 else ""
@@ -289,7 +291,7 @@ def notes_text(collection: Collection) -> list[str]:
 
 def shows_paper(table: Table, column: Column) -> bool:
     """Return whether the paper has a number for any row of a column."""
-    return table.metric.startswith("accuracy/") and any(paper_value(label, column) for label in table.rows)
+    return table.metric in PAPERS_METRICS and any(paper_value(label, column) for label in table.rows)
 
 
 def paper_text(label: str, column: Column) -> str:

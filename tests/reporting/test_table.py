@@ -53,6 +53,19 @@ def test_settings_that_are_not_the_papers_are_named(tmp_path):
     assert departures({"rounds": 30, "data.fraction": 0.1}) == ["data.fraction 0.1 (paper: 1.0)"]
 
 
+def test_the_papers_means_do_not_stand_beside_the_worst_client(tmp_path):
+    make_run(tmp_path, "a", 0.9, method="fedavg")
+    (mean,), _ = tables_of([tmp_path])
+    assert "paper" in cells(markdown(mean), "method")[0]
+    summary = tmp_path / "a" / "summary.json"
+    content = json.loads(summary.read_text())
+    content["last"]["accuracy/received_worst"] = 0.5
+    summary.write_text(json.dumps(content))
+    (worst,), _ = tables_of([tmp_path], "accuracy/received_worst")
+    assert cells(markdown(worst), "method")[0] == ["mnist s=0.1 (%)"]
+    assert worst.entries["fedavg", ("mnist", 0.1, 0.0)].paper is None
+
+
 def test_one_seed_has_no_deviation_and_no_interval(tmp_path):
     make_run(tmp_path, "a", 0.9, method="fedavg")
     make_run(tmp_path, "b", 0.95, method="jgesr")
