@@ -370,7 +370,8 @@ def _copy_of_equal(cell: Cell) -> Path | None:
     wanted = _settings(to_dict(cell.config))
     for path in sorted(cell.folder.parent.parent.glob("*/*/summary.json")):
         summary = _summary(path.parent)
-        if summary.get("status") == "finished" and _settings(summary.get("config", {})) == wanted:
+        config = summary.get("config")
+        if summary.get("status") == "finished" and isinstance(config, dict) and _settings(config) == wanted:
             unfinished = cell.folder.with_name(f".{cell.name}")
             shutil.rmtree(unfinished, ignore_errors=True)
             shutil.copytree(path.parent, unfinished, ignore=shutil.ignore_patterns("checkpoint", "wandb*", "figures"))
@@ -381,13 +382,18 @@ def _copy_of_equal(cell: Cell) -> Path | None:
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     left_out = ("name", "output_dir", "resume", "data.root", "runtime.devices", "runtime.num_nodes")
-    plain = json.loads(json.dumps(config))
-    return {key: value for key, value in flatten(plain).items() if key not in left_out}
+    return {key: value for key, value in flatten(_as_stored(config)).items() if key not in left_out}
 
 
 def _identity(config: Mapping[str, Any]) -> str:
-    plain = json.loads(json.dumps(config))
-    return digest({"condition": condition(plain), "seed": seed_of(plain)}, 32)
+    stored = _as_stored(config)
+    return digest({"condition": condition(stored), "seed": seed_of(stored)}, 32)
+
+
+def _as_stored(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings as ``summary.json`` gives them back: lists for tuples."""
+    stored: dict[str, Any] = json.loads(json.dumps(config))
+    return stored
 
 
 def _dotted(settings: Any, prefix: str = "") -> dict[str, Any]:

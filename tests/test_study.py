@@ -199,6 +199,9 @@ def test_a_cell_that_a_study_beside_this_one_has_finished_is_copied(tmp_path):
     (first[0].folder / "checkpoint").mkdir()
     (first[0].folder / "metrics.csv").write_text("round\n")
     (tmp_path / "tiny.yaml").rename(tmp_path / "other.yaml")
+    damaged = tmp_path / "runs" / "damaged" / "run" / "summary.json"
+    damaged.parent.mkdir(parents=True)
+    damaged.write_text('{"status": "finished", "config": null}')
     text = [f"output_dir={tmp_path / 'runs'}"]
     more, lines = load_study(tmp_path / "other.yaml", text)[1], []
     ran = []

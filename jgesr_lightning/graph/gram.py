@@ -112,10 +112,14 @@ def combine_arrays(coefficients: Array, part: Array, out: Array) -> None:
 def row_squares(part: Tensor) -> Tensor:
     """Return the squared norms of the rows of (K, c): (K,) float64; sums over a row are in the type of `part`."""
     if part.device.type == "cpu" and not part.requires_grad:
-        array = part.numpy()
-        return torch.from_numpy((array[:, None, :] @ array[:, :, None])[:, 0, 0]).to(torch.float64)
+        return torch.from_numpy(row_squares_array(part.numpy()))
     squares: Tensor = torch.linalg.vecdot(part, part)
     return squares.to(torch.float64)
+
+
+def row_squares_array(part: Array) -> Array:
+    """Return the squared norms of the rows of a (K, c) array in float64; see `row_squares`."""
+    return np.asarray((part[:, None, :] @ part[:, :, None])[:, 0, 0], dtype=np.float64)
 
 
 class Scratch:

@@ -118,9 +118,8 @@ def prox_arrays(
             start *= shrink[:, 0]
     solved = None
     if len(t) == 1 and t.shape[-1] < _CHOLESKY_FROM:
-        with np.errstate(
-            invalid="ignore", divide="ignore"
-        ):  # a system that rounding made singular: it is left to `_solve_unit`
+        # A system that rounding made singular is left to `_solve_unit`.
+        with np.errstate(invalid="ignore", divide="ignore"):
             solved = _newton_undamped(t[0], None if start is None else start[0], highest[0])
     v, y, steps = solved or _solve_unit(t, _start(t, highest) if start is None else start)
     if shrink is not None:

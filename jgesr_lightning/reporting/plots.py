@@ -148,9 +148,10 @@ def accuracy_per_round(series: Sequence[Series], ylabel: str, title: str = "") -
     goes.
     """
     figure, axes = _lines(series, "round", ylabel, title, bands=True)
-    after = [mean for line in series for number, mean in zip(line.x, line.mean, strict=True) if number > 0]
+    points = [point for line in series for point in zip(line.x, line.mean, strict=True)]
+    after = [mean for number, mean in points if number > 0 and np.isfinite(mean)]
     if after:
-        axes.set_ylim(bottom=max(0, 100 * float(np.nanmin(after)) - 5))
+        axes.set_ylim(bottom=max(0, 100 * min(after) - 5))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return figure
 

@@ -16,7 +16,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from jgesr_lightning.graph.gram import combine_arrays, row_combinations, row_squares, self_product, self_product_array
+from jgesr_lightning.graph.gram import (
+    combine_arrays,
+    row_combinations,
+    row_squares,
+    row_squares_array,
+    self_product,
+    self_product_array,
+)
 
 Array = npt.NDArray[Any]
 
@@ -82,17 +89,17 @@ def step_arrays(chunk: Chunk, pull: Tensor, across: Array, momentum: float, deta
         base *= momentum
         base += psi
     residual = _residual_arrays(chunk, base)
-    squares = _row_squares(residual)
+    squares = row_squares_array(residual)
     combine_arrays(across, base, change)
     torch.from_numpy(change).addcmul_(torch.from_numpy(residual), pull, value=-1)  # one pass, where numpy takes two
     np.add(base, change, out=target)
     gram = self_product_array(target)
     if not details:
-        return Measured(gram, squares, _row_squares(change))
-    squares = _row_squares(_residual_arrays(chunk, target))
+        return Measured(gram, squares, row_squares_array(change))
+    squares = row_squares_array(_residual_arrays(chunk, target))
     np.subtract(target, psi, out=change)
-    step, step_gram = _row_squares(change), self_product_array(change)
-    masked = step if chunk.mask is None else _row_squares(np.multiply(change, chunk.mask, out=change))
+    step, step_gram = row_squares_array(change), self_product_array(change)
+    masked = step if chunk.mask is None else row_squares_array(np.multiply(change, chunk.mask, out=change))
     return Measured(gram, squares, step, step_gram, masked)
 
 
@@ -108,7 +115,3 @@ def _residual_arrays(chunk: Chunk, psi: Array) -> Array:
     residual += chunk.shared
     # Multiplying by bools is several times faster than to fill or to choose.
     return residual if chunk.mask is None else np.multiply(residual, chunk.mask, out=residual)
-
-
-def _row_squares(part: Array) -> Array:
-    return np.asarray((part[:, None, :] @ part[:, :, None])[:, 0, 0], dtype=np.float64)
