@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from jgesr_lightning.checks import nearest
 from jgesr_lightning.config import ConfigError
 from jgesr_lightning.reporting.paper import departures, paper_value
 from jgesr_lightning.reporting.runs import Block, Collection, Column, blocks, collect
@@ -362,7 +363,7 @@ def tables_of(roots: Sequence[str | Path], metric: str = METRIC, drawn: bool = F
     without = [run.name for run in collection.runs if run.last(metric) is None]
     if len(without) == len(collection.runs):
         known = sorted({name for run in collection.runs for name in run.summary["last"] if name != "round"})
-        raise ConfigError(f"no run has the metric {metric!r}; known: {', '.join(known)}")
+        raise ConfigError(f"no run has the metric {metric!r}{nearest(metric, known)}; known: {', '.join(known)}")
     notes = [*collection.notes, *(f"{name}: {metric} was not measured; left out" for name in without)]
     kept = [run for run in collection.runs if run.name not in without]
     return [build(block, metric) for block in blocks(kept)], Collection(kept, notes)
