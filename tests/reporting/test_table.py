@@ -157,7 +157,7 @@ def test_another_metric_and_an_unknown_one(tmp_path):
     assert collection.notes == ["unmeasured: accuracy/trained was not measured; left out"]
     (table,), _ = tables_of([tmp_path], "loss/train")
     assert cells(markdown(table), "fedavg")[0] == ["**0.50 ± 0.00** (3)"]  # no percent, no number of the paper
-    with pytest.raises(ConfigError, match=r"accuracy/recieved.*did you mean .accuracy/received.*known: .*accuracy/received"):
+    with pytest.raises(ConfigError, match=r"accuracy/recieved.*did you mean .accuracy/received.*known: .*loss/train"):
         tables_of([tmp_path], "accuracy/recieved")
 
 
