@@ -10,7 +10,7 @@ one without parameters, :math:`\min_{v \ge 0} -\sum \log \deg(v) + \frac12 \|v -
 
 whose gradient is :math:`1/y - \deg(v)` and whose negative (generalised) Hessian is
 :math:`\mathrm{diag}(1/y^2 + A 1) + A` with A the adjacency of the edges where v > 0. Damped semismooth Newton on it
-reaches rounding in about four steps from a start that has most of the active edges right (two sweeps of one
+reaches rounding in three or four steps from a start that has most of the active edges right (two sweeps of one
 quadratic equation a node, `_start`), and in three from the solution of a neighbouring problem. The dual
 variables of the problem as given are :math:`\lambda = \sqrt{\beta\rho}\, y = \beta / \deg(w)`.
 
@@ -66,7 +66,8 @@ def prox_log_degree(theta: Tensor, beta: float, gamma: float, rho: float) -> Ten
     if not (beta > 0 and rho > 0 and gamma >= 0 and math.isfinite(beta + gamma + rho)):
         raise ValueError(f"beta and rho must be positive, gamma non-negative; got {beta}, {rho}, {gamma}")
     W, _, _ = prox_arrays(symmetric_part("theta", theta), beta, gamma, rho)
-    return torch.from_numpy(W.reshape(theta.shape)).to(theta.device)
+    result = torch.from_numpy(W.reshape(theta.shape))
+    return result if theta.is_cpu else result.to(theta.device)
 
 
 def symmetric_part(name: str, matrix: Tensor) -> Array:
@@ -80,7 +81,11 @@ def symmetric_part(name: str, matrix: Tensor) -> Array:
         raise ValueError(f"{name}: a graph needs at least 2 nodes; got {nodes}")
     if matrix.dtype != torch.float64:
         matrix = matrix.to(torch.float64)
-    given: Array = matrix.numpy(force=True).reshape(-1, nodes, nodes)
+    try:
+        given: Array = matrix.numpy()
+    except (RuntimeError, TypeError):  # elsewhere, or part of a graph of gradients
+        given = matrix.numpy(force=True)
+    given = given.reshape(-1, nodes, nodes)
     array: Array = given + given.swapaxes(-1, -2)
     array *= 0.5
     flat = array.reshape(len(array), -1)
@@ -107,26 +112,32 @@ def prox_arrays(
     t = theta / scale  # own memory, contiguous
     if gamma:
         t -= gamma / math.sqrt(beta * rho)
-    lowest = float(t.min())
-    t.reshape(len(t), -1)[:, :: t.shape[-1] + 1] = -np.inf  # so that max(0, .) leaves the diagonal of v at zero
-    shrink = _tame(t) if lowest < -_CHEAP else None
-    highest = t.max(-1)
-    start = None
-    if dual is not None:
-        start = dual / math.sqrt(beta * rho)
-        if shrink is not None:
-            start *= shrink[:, 0]
+    nodes = t.shape[-1]
+    t.reshape(len(t), -1)[:, :: nodes + 1] = 0
+    start = None if dual is None else dual / math.sqrt(beta * rho)
     solved = None
-    if len(t) == 1 and t.shape[-1] < _CHOLESKY_FROM:
+    if len(t) == 1 and nodes < _CHOLESKY_FROM:
         # A system that rounding made singular is left to `_solve_unit`.
-        with np.errstate(invalid="ignore", divide="ignore"):
-            solved = _newton_undamped(t[0], None if start is None else start[0], highest[0])
-    v, y, steps = solved or _solve_unit(t, _start(t, highest) if start is None else start)
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            solved = _newton_undamped(t[0], None if start is None else start[0])
+    v, y, steps = solved or _solve_tamed(t, start)
+    v *= scale
+    y = y * math.sqrt(beta * rho)
+    return v, y, steps
+
+
+def _solve_tamed(t: Array, start: Array | None) -> tuple[Array, Array, int]:
+    """Return (v, y, Newton steps) of unit problems of any size; t is overwritten."""
+    t.reshape(len(t), -1)[:, :: t.shape[-1] + 1] = -np.inf  # so that max(0, .) leaves the diagonal of v at zero
+    shrink = _tame(t) if float(t.min(where=np.isfinite(t), initial=0)) < -_CHEAP else None
+    if start is None:
+        start = _start(t)
+    elif shrink is not None:
+        start = start * shrink[:, 0]
+    v, y, steps = _solve_unit(t, start)
     if shrink is not None:
         v *= shrink
         y = y / shrink[:, 0]
-    v *= scale
-    y = y * math.sqrt(beta * rho)
     return v, y, steps
 
 
@@ -147,18 +158,16 @@ def _tame(t: Array) -> Array | None:
     return shrink
 
 
-def _start(t: Array, highest: Array) -> Array:
+def _start(t: Array) -> Array:
     """Return (B, K) dual variables near the solution, most of the active edges right.
 
     A node for which all y are one number solves ``y (b + 2 n y) = 1``, n edges being active and b the sum of their t.
     The first guess takes all edges of all nodes, and of their t what is positive; a sweep takes the edges that are
-    active at the last guess, and moves the neighbours as much as the node. Two sweeps save more Newton steps.
-
-    Args:
-        t: (B, K, K).
-        highest: (B, K), the largest t of each node.
+    active at the last guess, and moves the neighbours half as much as the node. Two sweeps save more Newton steps.
     """
-    y = _first_guess(t, highest)
+    highest = t.max(-1)
+    y = np.full(highest.shape, _root(float(np.maximum(t, 0).sum()) / highest.size, 2 * (t.shape[-1] - 1)))
+    y -= np.minimum(highest, 0) * 0.5
     if float(y.max()) > _STIFF:  # the sweeps' differences would lose their digits
         return y
     for _ in range(_SWEEPS):
@@ -167,43 +176,72 @@ def _start(t: Array, highest: Array) -> Array:
     return y
 
 
-def _first_guess(t: Array, highest: Array) -> Array:
-    edges = t.shape[-1] - 1
-    mean = float(np.maximum(t, 0).sum()) / highest.size  # of the nodes of all problems; the sweeps tell them apart
-    y = np.full(highest.shape, 2 / (mean + math.sqrt(mean * mean + 8 * edges)))
-    if float(highest.min()) < 0:
-        y -= np.minimum(highest, 0) * 0.5
+def _root(b: float, a: float) -> float:
+    """Return the positive y with ``y (b + a y) = 1``, or infinity where it is too large to tell."""
+    total = b + math.sqrt(b * b + 4 * a)
+    return 2 / total if total > 0 else math.inf
+
+
+def _mean_field(total: float, squares: float, nodes: int) -> float:
+    """Return the y that all nodes share if the t of their edges are normally distributed, with these sums over them."""
+    edges = nodes - 1
+    mean = total / (nodes * edges)
+    variance = squares / (nodes * edges) - mean * mean
+    if not variance > 1e-12 * mean * mean:
+        return _root(edges * mean, 2 * edges)
+    deviation = math.sqrt(variance)
+    y = _root(edges * max(mean, 0.0), 2 * edges)
+    for _ in range(5):
+        z = (mean + 2 * y) / deviation
+        share = 0.5 * math.erfc(-0.7071067811865476 * z)
+        degree = edges * deviation * (z * share + 0.3989422804014327 * math.exp(-0.5 * z * z))
+        slope = 2 * edges * share + 1e-3
+        y = _root(degree - slope * y, slope)
     return y
 
 
 def _swept(y: Array, degrees: Array, active: Array) -> Array:
-    active = np.maximum(active, _constants(y.shape[-1])[0])
-    half = active * y  # less half of b, to begin with
-    half -= degrees * 0.5
-    result: Array = 1 / (np.sqrt(half * half + (active + active)) - half)
+    slope = np.maximum(active, _constants(y.shape[-1])[0])
+    slope *= 1.5
+    less_b = slope * y
+    less_b -= degrees
+    root = less_b * less_b
+    slope *= 4
+    root += slope
+    np.sqrt(root, out=root)
+    root -= less_b
+    result: Array = 2 / root
     return result
 
 
-def _newton_undamped(t: Array, start: Array | None, highest: Array) -> tuple[Array, Array, int] | None:
+def _newton_undamped(t: Array, start: Array | None) -> tuple[Array, Array, int] | None:
     """Return (v, y, Newton steps) of one small unit problem, or None where full steps do not lead there.
 
-    From `start`, or as `_start` does; t is (K, K), the others (K,).
+    From `start` (K,), or as `_start` does; t is (K, K).
 
     Nearly every problem that a solver meets is so tame. A step is then a dozen operations on 3 kB, each of which takes
     as long to call as to do, and what `_newton` does for batches and against rounding would cost several times more.
     """
     nodes = len(t)
     ones, zeros = _constants(nodes)
-    v, hessian = np.empty_like(t), np.empty_like(t)
+    both = np.empty((2 * nodes, nodes))  # v over its signs, so that one product sums the rows of both
+    v, hessian = both[:nodes], both[nodes:]
     diagonal = hessian.reshape(-1)[:: nodes + 1]
-    y = _first_guess(t, highest) if start is None else start
+    y = start
+    if y is None:
+        guess = _mean_field(float(t.dot(ones).dot(ones)), float(np.vdot(t, t)), nodes)
+        if not guess < 8:
+            return None
+        y = ones * guess
+    t.reshape(-1)[:: nodes + 1] = -np.inf  # so that max(0, .) leaves the diagonal of v at zero
     for steps in range(-_SWEEPS if start is None else 0, 12):
         np.add(y[:, None], y, out=v)
         v += t
         np.maximum(v, zeros, out=v)
-        degrees = v.dot(ones)
+        np.sign(v, out=hessian)
+        degrees, active = both.dot(ones).reshape(2, nodes)
         if steps < 0:
-            y = _swept(y, degrees, np.sign(v, out=hessian).dot(ones))
+            y = _swept(y, degrees, active)
             continue
         inverse = ones / y
         gradient = inverse - degrees
@@ -211,13 +249,13 @@ def _newton_undamped(t: Array, start: Array | None, highest: Array) -> tuple[Arr
         square = float(residual.dot(residual))
         if square <= (4e-15 * nodes) ** 2:
             values = y.tolist()
-            largest = max(values)  # v is as exact as the sum of t and y: where both are large, not exact enough
-            exact = largest < 8 and max(highest.tolist()) * largest < 1e3
-            return (v[None], y[None], steps) if exact and min(values) > 0 else None
+            largest, smallest = max(values), min(values)
+            # v is as exact as the sum of t <= v <= 1/y and y: not exact enough where both are large.
+            return (v[None], y[None], steps) if largest < min(8, 1e3 * smallest) else None
         if not square < 1e6:
             return None
-        np.sign(v, out=hessian)
-        np.add(hessian.dot(ones), inverse * inverse, out=diagonal)
+        inverse *= inverse
+        np.add(active, inverse, out=diagonal)
         y = y + _solve(hessian, gradient)
     return None
 
