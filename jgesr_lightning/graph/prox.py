@@ -113,7 +113,6 @@ def prox_arrays(
     if gamma:
         t -= gamma / math.sqrt(beta * rho)
     nodes = t.shape[-1]
-    t.reshape(len(t), -1)[:, :: nodes + 1] = 0
     start = None if dual is None else dual / math.sqrt(beta * rho)
     solved = None
     if len(t) == 1 and nodes < _CHOLESKY_FROM:
@@ -182,16 +181,14 @@ def _root(b: float, a: float) -> float:
     return 2 / total if total > 0 else math.inf
 
 
-def _mean_field(total: float, squares: float, nodes: int) -> float:
-    """Return the y that all nodes share if the t of their edges are normally distributed, with these sums over them."""
-    edges = nodes - 1
-    mean = total / (nodes * edges)
-    variance = squares / (nodes * edges) - mean * mean
+def _mean_field(mean: float, mean_square: float, edges: int) -> float:
+    """Return about the y that all nodes share if the t of a node's edges are normally distributed with these means."""
+    variance = mean_square - mean * mean
     if not variance > 1e-12 * mean * mean:
         return _root(edges * mean, 2 * edges)
     deviation = math.sqrt(variance)
     y = _root(edges * max(mean, 0.0), 2 * edges)
-    for _ in range(5):
+    for _ in range(3):
         z = (mean + 2 * y) / deviation
         share = 0.5 * math.erfc(-0.7071067811865476 * z)
         degree = edges * deviation * (z * share + 0.3989422804014327 * math.exp(-0.5 * z * z))
@@ -229,18 +226,20 @@ def _newton_undamped(t: Array, start: Array | None) -> tuple[Array, Array, int] 
     diagonal = hessian.reshape(-1)[:: nodes + 1]
     y = start
     if y is None:
-        guess = _mean_field(float(t.dot(ones).dot(ones)), float(np.vdot(t, t)), nodes)
+        # The diagonal, which is what edges without weight have, hardly changes a guess.
+        guess = _mean_field(float(t.dot(ones).dot(ones)) / nodes**2, float(np.vdot(t, t)) / nodes**2, nodes - 1)
         if not guess < 8:
             return None
         y = ones * guess
     t.reshape(-1)[:: nodes + 1] = -np.inf  # so that max(0, .) leaves the diagonal of v at zero
-    for steps in range(-_SWEEPS if start is None else 0, 12):
+    steps = 0
+    for evaluation in range(-_SWEEPS if start is None else 0, 12):
         np.add(y[:, None], y, out=v)
         v += t
         np.maximum(v, zeros, out=v)
         np.sign(v, out=hessian)
         degrees, active = both.dot(ones).reshape(2, nodes)
-        if steps < 0:
+        if evaluation < 0:
             y = _swept(y, degrees, active)
             continue
         inverse = ones / y
@@ -254,9 +253,22 @@ def _newton_undamped(t: Array, start: Array | None) -> tuple[Array, Array, int] 
             return (v[None], y[None], steps) if largest < min(8, 1e3 * smallest) else None
         if not square < 1e6:
             return None
-        inverse *= inverse
-        np.add(active, inverse, out=diagonal)
-        y = y + _solve(hessian, gradient)
+        for _ in range(6):
+            curvature = inverse * inverse
+            np.add(active, curvature, out=diagonal)
+            step = _solve(hessian, gradient)
+            y = y + step
+            steps += 1
+            if not 1e-12 < square < 1e-3:
+                break
+            # Close: where the same edges stay active the degrees are linear in y, so that the next gradient is known
+            # before they are summed again. The first and the last of such steps are summed.
+            last, inverse = inverse, ones / y
+            curvature *= step
+            curvature -= last
+            gradient = curvature + inverse
+            residual = gradient * y
+            square = float(residual.dot(residual))
     return None
 
 
