@@ -11,7 +11,7 @@ from torch import Tensor
 
 from jgesr_lightning.aggregators.base import Aggregate, Aggregator, Upload
 from jgesr_lightning.checks import flag, number, one_of, whole
-from jgesr_lightning.solvers import PDCA, Coefficients, Columns, Penalties, Signals, Solution
+from jgesr_lightning.solvers import PDCA, Coefficients, Masked, Penalties, Signals, Solution
 
 FIDELITIES = ("shares", "scaled", "uniform")
 STEPS = ("fixed", "backtracking")
@@ -23,7 +23,8 @@ class JGESR(Aggregator):
     """The method of "Joint Graph Estimation and Signal Restoration for Robust Federated Learning" (MLSP 2025).
 
     Minimises J(Psi, w) of `jgesr_lightning.graph` over models and graph by `jgesr_lightning.solvers.PDCA`. Where every
-    entry arrived the iteration is K x K and the parameters are read twice in all; with gaps it is one pass a step.
+    entry arrived the iteration is K x K and the parameters are read twice in all; with gaps it is so for the columns of
+    common patterns of gaps, and one pass a step over the others.
 
     Args:
         alpha: weight of the smoothness over the graph.
@@ -114,7 +115,7 @@ def hold(upload: Upload, weights: np.ndarray[Any, np.dtype[np.float64]], layers:
         start = upload.previous.to(upload.received.device)
     if upload.mask is None:
         return Coefficients(upload.received, weights, layers, upload.reduce, start)
-    return Columns(
+    return Masked(
         upload.received,
         weights,
         layers,

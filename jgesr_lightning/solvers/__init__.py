@@ -2,7 +2,7 @@
 
 from jgesr_lightning.solvers.alternating import Alternating
 from jgesr_lightning.solvers.coefficients import Coefficients
-from jgesr_lightning.solvers.columns import Columns
+from jgesr_lightning.solvers.masked import Masked
 from jgesr_lightning.solvers.pdca import PDCA, State
 from jgesr_lightning.solvers.reference import pdca_as_printed
 from jgesr_lightning.solvers.signals import Moments, Signals, Start
@@ -12,7 +12,7 @@ __all__ = [
     "PDCA",
     "Alternating",
     "Coefficients",
-    "Columns",
+    "Masked",
     "Moments",
     "Penalties",
     "Signals",

@@ -12,6 +12,7 @@ the digits of what the clients' models differ by.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,121 +20,65 @@ import torch
 from torch import Tensor
 
 from jgesr_lightning.graph.filtering import solve_columns
-from jgesr_lightning.graph.gram import (
-    Scratch,
-    cosine_from_gram,
-    distances_from_gram,
-    numpy_is_faster,
-    row_squares,
-    self_product,
-)
+from jgesr_lightning.graph.gram import Scratch, numpy_is_faster, row_squares, self_product
 from jgesr_lightning.graph.prox import Array
 from jgesr_lightning.solvers.chunk import Chunk, Measured, residual_tensors, step_arrays, step_tensors
-from jgesr_lightning.solvers.signals import Moments, Reduce, Start, column_chunks, to_host, work_dtype
+from jgesr_lightning.solvers.signals import column_chunks
+from jgesr_lightning.solvers.uplink import Uplink
 
 
 class Columns:
-    """Signals held as a K x d matrix.
-
-    Entries that did not arrive start from `previous`; without it, from the weighted mean of those who delivered that
-    coordinate; from zero where nobody did. What `received` holds there is never used.
+    """Signals held as a K x d matrix; a `Part` of `Masked`.
 
     Args:
-        received: X_r, (K, d); read, never modified.
-        weights: diagonal of Z, (K,).
+        uplink: what arrived.
         layers: number of columns of each layer, for one graph a layer; (d,) for one graph.
-        reduce: sums partial results over processes.
-        mask: (K, d) bool, True where an entry arrived; None: everywhere.
-        previous: (K, d) models for the entries that did not arrive.
-        start: Psi_0, (K, d), or None to start from what arrived.
+        columns: where they belong among all columns; None: they are all.
     """
 
-    def __init__(
-        self,
-        received: Tensor,
-        weights: Array,
-        layers: Sequence[int],
-        reduce: Reduce,
-        *,
-        mask: Tensor | None,
-        previous: Tensor | None = None,
-        start: Tensor | None = None,
-    ) -> None:
-        self._received = received
-        self._weights = torch.from_numpy(weights).to(received.device)
+    def __init__(self, uplink: Uplink, layers: Sequence[int], columns: Tensor | None = None) -> None:
+        self._uplink = uplink
+        self._columns = columns
         self._layers = layers
-        self._reduce = reduce
-        self._mask = mask
-        self._previous = previous
-        self._from = start
-        self._type = work_dtype(received)
-        size, device = received.shape, received.device
+        size, device = uplink.received.shape, uplink.received.device
         self._scratch = Scratch(device)
-        self._shared = torch.empty(size[1], dtype=self._type, device=device)
-        self._current = torch.empty(size, dtype=self._type, device=device)
-        self._other = torch.empty(size, dtype=self._type, device=device)
+        self._shared = torch.empty(size[1], dtype=uplink.dtype, device=device)
+        self._current = torch.empty(size, dtype=uplink.dtype, device=device)
+        self._other = torch.empty(size, dtype=uplink.dtype, device=device)
 
-    def start(self) -> Start:
-        """Fill the gaps, and read the data once; see `Signals`."""
-        rows = len(self._received) + 1
-        total = torch.zeros(len(self._layers), rows, rows, dtype=torch.float64, device=self._shared.device)
-        norms = torch.zeros(1, dtype=torch.float64, device=self._shared.device)
-        stray = torch.zeros((), dtype=torch.bool, device=self._shared.device)
-        for layer, columns in column_chunks(self._layers, rows, self._shared.device):
-            part, received, stray_here = self._first(columns)
-            stray |= stray_here
+    def begin(self) -> tuple[Tensor, Tensor]:
+        """See `Part`."""
+        uplink, device = self._uplink, self._shared.device
+        rows = len(uplink.received) + 1
+        total = torch.zeros(len(self._layers), rows, rows, dtype=torch.float64, device=device)
+        norms = torch.zeros(1, dtype=torch.float64, device=device)
+        stray = torch.zeros((), dtype=torch.bool, device=device)
+        for layer, columns in column_chunks(self._layers, rows, device):
+            part, arrived = uplink.filled(columns)
+            if uplink.mask is not None:
+                stray |= ~(torch.isfinite(uplink.received[:, columns]) | uplink.mask[:, columns]).all()
+            if uplink.start is not None:
+                part = uplink.start[:, columns].to(uplink.dtype)
             shared = self._shared[columns]
             torch.mean(part, 0, out=shared)
             part = part - shared
             self._current[:, columns] = part
             total[layer] += self_product(torch.cat([part, shared[None]]).to(torch.float64))
-            norms += received.to(torch.float64).square().sum()
+            norms += arrived.to(torch.float64).square().sum()
         if bool(stray):  # not finite times zero is not zero: such noise has to go before a mask can be multiplied by
-            assert self._mask is not None
-            self._received = torch.where(self._mask, self._received, 0)
-        full = self._reduce(torch.cat([total.flatten(), norms]))
-        if not bool(torch.isfinite(full).all()):
-            raise ValueError("received holds values that are not finite, or whose squares are not")
-        total, norms = full[:-1].view_as(total), full[-1:]
-        by_shared = total[:, :-1, -1]
-        inner = total[:, :-1, :-1] + by_shared[:, :, None] + by_shared[:, None, :] + total[:, -1:, -1:]
-        scale = inner.diagonal(dim1=-2, dim2=-1).sum().clamp_min(0).sqrt() + norms.sqrt()
-        return Start(
-            cosines=to_host(cosine_from_gram(inner)),
-            distances=to_host(distances_from_gram(total[:, :-1, :-1])),
-            residual=None,
-            scale=float(scale),
-        )
+            assert uplink.mask is not None
+            self._uplink = replace(uplink, received=torch.where(uplink.mask, uplink.received, 0))
+        if self._columns is not None:  # copies, not needed any more
+            self._uplink = replace(self._uplink, previous=None, start=None)
+        return total, norms
 
-    def _first(self, columns: slice) -> tuple[Tensor, Tensor, Tensor]:
-        """Return Psi_0, what arrived (zero elsewhere), and whether something not finite stands in a gap."""
-        raw = self._received[:, columns].to(self._type)
-        if self._mask is None:
-            first, arrived, stray = raw, raw, torch.zeros((), dtype=torch.bool, device=raw.device)
-        else:
-            mask = self._mask[:, columns]
-            arrived = torch.where(mask, raw, 0)
-            stray = ~(torch.isfinite(raw) | mask).all()
-            if self._previous is not None:
-                filler = self._previous[:, columns].to(self._type)
-            else:
-                shares = self._weights[:, None].to(self._type) * mask
-                total = shares.sum(0)
-                filler = torch.where(total > 0, (shares * arrived).sum(0) / total, 0)
-            first = torch.where(mask, raw, filler)
-        if self._from is not None:
-            first = self._from[:, columns].to(self._type)
-        return first, arrived, stray
-
-    def propose(
-        self, pull: Array, smooth: Array, momentum: float = 0.0, *, details: bool = False
-    ) -> Callable[[], Moments]:
-        """See `Signals`. With details, the fidelity of the new Psi and the Gram matrix of the step are taken too."""
+    def step(self, pull: Array, smooth: Array, momentum: float, details: bool) -> Tensor:
+        """See `Part`."""
         device = self._shared.device
         clients, graphs = len(pull), len(self._layers)
         in_numpy = numpy_is_faster(self._current)
-        towards = torch.from_numpy(pull).to(device, self._type)[:, None]
-        across = torch.from_numpy(-smooth).to(device, self._type if in_numpy else torch.float64)
+        towards = torch.from_numpy(pull).to(device, self._shared.dtype)[:, None]
+        across = torch.from_numpy(-smooth).to(device, self._shared.dtype if in_numpy else torch.float64)
         step: Callable[..., Measured] = step_arrays if in_numpy else step_tensors
         grams = torch.zeros(2 if details else 1, graphs, clients, clients, dtype=torch.float64, device=device)
         squares = torch.zeros(3 if details else 2, clients, dtype=torch.float64, device=device)
@@ -148,33 +93,22 @@ class Columns:
                 if details:
                     sum_grams[1, layer] += done.step_gram
                     sum_squares[2] += done.masked_step
-        sums = torch.stack([squares[0] @ self._weights, squares[1].sum(), *(squares[2:] @ self._weights)])
-        packed = self._reduce(torch.cat([sums, grams.flatten()]))
-
-        def wait() -> Moments:
-            numbers = torch.from_numpy(to_host(packed))
-            distances = distances_from_gram(numbers[len(sums) :].view(grams.shape)).numpy()
-            residual, step_sq = float(numbers[0]), float(numbers[1])
-            if not details:
-                return Moments(distances[0], step_sq, last_residual=residual)
-            return Moments(
-                distances[0], step_sq, residual, step_distances=distances[1], step_residual=float(numbers[2])
-            )
-
-        return wait
+        weights = self._uplink.weights
+        sums = torch.stack([squares[0] @ weights, squares[1].sum(), *(squares[2:] @ weights)])
+        return torch.cat([sums, grams.flatten()])
 
     def _chunks(self, in_numpy: bool) -> Iterator[tuple[int, Chunk]]:
         """Yield (layer, chunk): all a step touches, as numpy's arrays or torch's tensors on the same memory."""
         rows, device = self._current.shape[0], self._shared.device
-        received = self._received
-        whole: list[Any] = [self._current, self._other, self._shared, self._mask]
+        received, dtype = self._uplink.received, self._shared.dtype
+        whole: list[Any] = [self._current, self._other, self._shared, self._uplink.mask]
         if in_numpy:
             whole = [part if part is None else part.numpy() for part in whole]
         psi, other, shared, mask = whole
         for layer, columns in column_chunks(self._layers, (2 if in_numpy else 1) * rows, device):
             width = columns.stop - columns.start
-            arrived = received[:, columns].to(self._type)
-            buffers = [self._scratch.take(name, rows, width, self._type) for name in ("base", "residual", "change")]
+            arrived = received[:, columns].to(dtype)
+            buffers = [self._scratch.take(name, rows, width, dtype) for name in ("base", "residual", "change")]
             chunk = Chunk(
                 psi[:, columns],
                 other[:, columns],
@@ -185,8 +119,8 @@ class Columns:
             )
             yield layer, chunk
 
-    def propose_filtered(self, smooth: Array, weights: Array) -> Moments:
-        """See `Signals`; exact in every column, see `solve_columns`."""
+    def filter(self, smooth: Array, weights: Array) -> Tensor:
+        """See `Part`; exact in every column, see `solve_columns`."""
         device, clients = self._shared.device, len(weights)
         L = torch.from_numpy(smooth).to(device)
         z = torch.from_numpy(weights).to(device)
@@ -196,8 +130,9 @@ class Columns:
         for layer, columns in column_chunks(self._layers, 8 * clients, device):
             old = self._current[:, columns].to(torch.float64)
             shared = self._shared[columns].to(torch.float64)
-            received = self._received[:, columns].to(torch.float64) - shared
-            arrived = torch.ones_like(received, dtype=torch.bool) if self._mask is None else self._mask[:, columns]
+            received = self._uplink.received[:, columns].to(torch.float64) - shared
+            mask = self._uplink.mask
+            arrived = torch.ones_like(received, dtype=torch.bool) if mask is None else mask[:, columns]
             received = torch.where(arrived, received, 0)
             new = solve_columns(L[layer], F[layer], z[:, None], arrived, received, old)
             self._other[:, columns] = new
@@ -205,22 +140,28 @@ class Columns:
             squares[0] += torch.linalg.vecdot(residual, residual) @ z
             squares[1] += (new - old).square().sum()
             grams[layer] += self_product(new)
-        numbers = torch.from_numpy(to_host(self._reduce(torch.cat([squares, grams.flatten()]))))
-        distances = distances_from_gram(numbers[2:].view(grams.shape)).numpy()
-        return Moments(distances, float(numbers[1]), float(numbers[0]))
+        return torch.cat([squares, grams.flatten()])
 
     def accept(self) -> None:
-        """See `Signals`."""
+        """See `Part`."""
         self._current, self._other = self._other, self._current
 
-    def residual(self) -> float:
-        """See `Signals`; one more pass."""
+    def residual(self) -> Tensor:
+        """See `Part`; one more pass."""
         total = torch.zeros(1, dtype=torch.float64, device=self._shared.device)
         for _, chunk in self._chunks(in_numpy=False):
-            total += row_squares(residual_tensors(chunk, chunk.psi)) @ self._weights
-        return float(self._reduce(total))
+            total += row_squares(residual_tensors(chunk, chunk.psi)) @ self._uplink.weights
+        return total
 
-    def models(self) -> Tensor:
-        """Return Psi, (K, d), dtype and device of `received`."""
+    def release(self) -> None:
+        """See `Part`."""
+        self._uplink = Uplink(self._uplink.received.new_empty(0), self._uplink.weights)
+        del self._other
+
+    def models(self, out: Tensor | None) -> Tensor:
+        """See `Part`."""
         self._current += self._shared
-        return self._current.to(self._received.dtype)
+        models = self._current.to(self._uplink.received.dtype)
+        if out is None or self._columns is None:
+            return models
+        return out.scatter_(1, self._columns.expand_as(models), models)

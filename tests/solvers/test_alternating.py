@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from jgesr_lightning.graph import filter_signals, learn_graph, objective, pairwise_sq_distances
-from jgesr_lightning.solvers import Alternating, Coefficients, Columns, Penalties
+from jgesr_lightning.solvers import Alternating, Coefficients, Masked, Penalties
 from tests.solvers.test_pdca import federation, identity
 
 
@@ -32,7 +32,7 @@ def test_is_learning_and_filtering_in_turn(missing) -> None:
         signals = Coefficients(received, z, (received.shape[1],), identity)
     else:
         mask = torch.rand(received.shape, generator=torch.Generator().manual_seed(1)) >= missing
-        signals = Columns(received, z, (received.shape[1],), identity, mask=mask, previous=received + 0.1)
+        signals = Masked(received, z, (received.shape[1],), identity, mask=mask, previous=received + 0.1)
     solution = Alternating(Penalties(), eps=0.0, max_iter=3).solve(signals, z)
     start = received if mask is None else torch.where(mask, received, received + 0.1)
     psi, W, trace = by_hand(received, z, mask, start, 3)

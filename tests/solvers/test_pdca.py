@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from jgesr_lightning.graph import objective
-from jgesr_lightning.solvers import PDCA, Coefficients, Columns, Penalties, Solution, pdca_as_printed
+from jgesr_lightning.solvers import PDCA, Coefficients, Masked, Penalties, Solution, pdca_as_printed
 
 CLIENTS, SIZE = 8, 300
 
@@ -29,11 +29,11 @@ def in_coefficients(received: torch.Tensor, z: np.ndarray, start: torch.Tensor |
     return Coefficients(received, z, (received.shape[1],), identity, start)
 
 
-def in_columns(received: torch.Tensor, z: np.ndarray, mask: torch.Tensor | None = None, **extra: object) -> Columns:
-    return Columns(received, z, (received.shape[1],), identity, mask=mask, **extra)  # type: ignore[arg-type]
+def in_columns(received: torch.Tensor, z: np.ndarray, mask: torch.Tensor | None = None, **extra: object) -> Masked:
+    return Masked(received, z, (received.shape[1],), identity, mask=mask, **extra)  # type: ignore[arg-type]
 
 
-def run(signals: Coefficients | Columns, z: np.ndarray, **settings: object) -> tuple[torch.Tensor, Solution]:
+def run(signals: Coefficients | Masked, z: np.ndarray, **settings: object) -> tuple[torch.Tensor, Solution]:
     solution = PDCA(Penalties(), **settings).solve(signals, z)  # type: ignore[arg-type]
     return signals.models(), solution
 
