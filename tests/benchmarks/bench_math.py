@@ -137,6 +137,7 @@ def bench_complete(clients: int, size: int, device: torch.device, repeats: int, 
     """Everything arrived: the parts that touch d beside the weighted mean, and the K x K loop beside the whole."""
     received, weights = federation(clients, size, device)
     z = weights.numpy()
+    usual = (clients, size) == (CLIENTS, SIZE)
     shares = weights.to(device, torch.float32)
 
     def mean() -> torch.Tensor:
@@ -160,13 +161,13 @@ def bench_complete(clients: int, size: int, device: torch.device, repeats: int, 
         "weighted mean of the same matrix, written K times",
         reading + writing,
         floor,
-        "<= 4" if (clients, size) == (CLIENTS, SIZE) else "",
+        "<= 4" if usual else "",
     )
     row(f"{name}: the first pass, Gram matrix", "the same", reading, floor, "")
     row(f"{name}: the second pass, C X", "the same", writing, floor, "")
     row(f"{name}: a whole aggregation, {iterations} steps", "the same", whole, floor, "")
     row(f"{name}: the K x K loop", "the whole aggregation", loop, whole, "")
-    row(f"{name}: one K x K step", "0.5 ms", loop / iterations, 5e-4, "<= 1" if clients == CLIENTS else "")
+    row(f"{name}: one K x K step", "0.5 ms", loop / iterations, 5e-4, "<= 1" if usual else "")
     if device.type == "cuda":
         bandwidth_row(name, received, reading + writing, 3)
 
