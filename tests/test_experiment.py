@@ -54,6 +54,7 @@ def base(tmp_path_factory):
     argv = [["train", config, "name=second"], ["train", config, "name=other", "seed=1"]]
     argv += [["train", config, f"name={purpose}", f"seeds.{purpose}=1"] for purpose in SEEDS]
     argv += [["train", config, "name=bf16", "runtime.precision=bf16-mixed", "rounds=1"]]
+    argv += [["train", config, "name=diverging", "aggregator.name=jgesr", "aggregator.rho=0.01", "rounds=1"]]
     run = Started(argv, folder / "log.txt")
     assert run.wait() == 0, run.output
     return config
@@ -81,6 +82,14 @@ def test_bf16_trains_in_low_precision_and_aggregates_in_full_and_says_that_a_cpu
     output = (base.parent / "log.txt").read_text()
     assert output.count("bf16-mixed on a CPU takes several times as long as runtime.precision=32-true") == 1
     assert "bf16" not in (base.parent / "first.txt").read_text()
+
+
+def test_a_solver_that_diverges_is_named_with_what_helps(base):
+    assert torch.isfinite(models(base.parent / "runs" / "diverging")).all()
+    assert (
+        "the solver diverged, what was sent is worthless: aggregator.step=backtracking"
+        in (base.parent / "log.txt").read_text()
+    )
 
 
 def test_the_files_of_a_run_are_there_and_well_formed(base):

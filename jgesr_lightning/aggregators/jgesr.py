@@ -34,7 +34,8 @@ class JGESR(Aggregator):
         rho: inverse step (the first one, under backtracking).
         eps: stop when ||Psi+ - Psi||_F < eps.
         max_iter: stop after that many steps; not to have converged by then is reported, not an error.
-        fidelity: what Z holds: "shares" (zeta, as printed), "scaled" (P zeta for P participants: mean one), "uniform".
+        fidelity: what Z holds: "shares" (zeta, as printed), "scaled" (P zeta for P participants: mean one; a weight
+            above 2 rho / mu makes the fixed step diverge), "uniform".
         step: "fixed" (as printed) or "backtracking" (rho grows until J cannot rise).
         accelerated: extrapolate, with restart.
         init: start from what was "received", or from the "previous" models (those received where there are none).

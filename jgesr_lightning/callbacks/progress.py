@@ -71,6 +71,8 @@ class Progress:
                 line += f" (ends about {time.strftime('%H:%M', time.localtime(time.time() + left))})"
         if record.info.get("dropped_clients"):
             line += f"  not finite, left out: clients {record.info['dropped_clients']}"
+        if record.info.get("reason") == "diverged":
+            line += "  the solver diverged, what was sent is worthless: aggregator.step=backtracking helps"
         self._print(line)
 
     def on_federation_end(self, federation: Federation, state: FederationState, status: str) -> None:
