@@ -252,6 +252,8 @@ def run_cells(
                 say(f"{head}: {_result(cell)}, {duration(seconds)}{more}")
             elif not stop:
                 reason = _reason(_log(cell))
+                if cell.summary().get("status") == "finished":  # with other settings, and resuming refused to mix them
+                    reason += f"; to run the cell anew, remove {cell.folder}"
                 outcome.failed[cell.name] = f"exit status {status}: {reason}"
                 say(f"{head}: failed, exit status {status}: {reason}")
         outcome.stopped_by = stop.received

@@ -191,6 +191,8 @@ def test_a_cell_finished_with_other_settings_does_not_count(tmp_path):
     assert not any(cell.is_finished() for cell in changed)
     unchanged_in_effect = cells_of(tmp_path, TWO, "evaluation.every=2", "logging.tags=[a]")
     assert all(cell.is_finished() for cell in unchanged_in_effect)
+    failed = run_cells(changed[:1], fake(-1), quiet).failed[changed[0].name]
+    assert failed == f"exit status 1: error: it went wrong; to run the cell anew, remove {changed[0].folder}"
 
 
 def test_a_cell_that_a_study_beside_this_one_has_finished_is_copied(tmp_path):

@@ -19,6 +19,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
@@ -132,7 +133,7 @@ def graph_and_labels(
         raise ValueError(f"counts must have shape ({count}, {len(classes)}); got {held.shape}")
     rows = _order(cluster_order(weights) if order is None else order, count)
     with _drawing():
-        figure = Figure(figsize=(8.6, 4.2), layout="constrained")
+        figure = Figure(figsize=(8.6, 4.2), layout=ConstrainedLayoutEngine(wspace=0.06))
         left, right = figure.subplots(1, 2, width_ratios=(1.2, 1), sharey=True)
         _heatmap(figure, left, weights, rows, label, aspect="auto")  # rows level with the bars beside them
         _label_bars(right, held[rows], classes, rows)
