@@ -161,7 +161,10 @@ def _file_layers(path: Path, read: dict[Path, bool] | None = None) -> list[Layer
     read[path.resolve()] = False
     layer: Layer = {}
     layers: list[Layer] = []
-    for key, node in parsing.leaves(parsing.read_tree(path), SECTIONS.__contains__, path):
+    entries = list(parsing.leaves(parsing.read_tree(path), SECTIONS.__contains__, path))
+    if any(key.partition(".")[0] == "methods" for key, _ in entries):
+        raise ConfigError(f"{path} is a study, not one run; it is run by: python -m jgesr_lightning study {path}")
+    for key, node in entries:
         where = parsing.place(path, node)
         if key != "base":
             layer[_known(key, where)] = Entry(node, where)

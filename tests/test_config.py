@@ -313,6 +313,13 @@ def test_mistakes_in_files_are_named_with_file_and_line(write, text, line, about
     assert f"{path}, line {line}" in message
 
 
+def test_a_study_is_named_as_one(write):
+    path = write("base: base\nmethods: {fedavg: {}, jgesr: {alpha: 0.1}}\ndata: [mnist]\n")
+    assert error_of(path).endswith(
+        f"{path} is a study, not one run; it is run by: python -m jgesr_lightning study {path}"
+    )
+
+
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"name: \x00"])
 def test_files_that_are_not_text_are_named(tmp_path, content):
     (tmp_path / "run.yaml").write_bytes(content)
