@@ -78,6 +78,7 @@ def self_product(part: Tensor) -> Tensor:
     return wide @ wide.mT
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def self_product_array(part: Array) -> Array:
     """Return ``part @ part.T`` in float64 for a (K, c) array, on the calling thread; see `self_product`."""
     total = np.zeros((len(part), len(part)))
@@ -117,9 +118,13 @@ def row_squares(part: Tensor) -> Tensor:
     return squares.to(torch.float64)
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def row_squares_array(part: Array) -> Array:
     """Return the squared norms of the rows of a (K, c) array in float64; see `row_squares`."""
-    return np.asarray((part[:, None, :] @ part[:, :, None])[:, 0, 0], dtype=np.float64)
+    squares = np.asarray((part[:, None, :] @ part[:, :, None])[:, 0, 0], dtype=np.float64)
+    if part.dtype == np.float64 or not np.isinf(squares).any():
+        return squares
+    return row_squares_array(part.astype(np.float64))  # beyond the range of float32
 
 
 class Scratch:

@@ -109,7 +109,7 @@ def prox_arrays(
         dual: (B, K) positive start, such as the lam of a neighbouring problem; changes the steps, not the result.
     """
     scale = math.sqrt(beta / rho)
-    t = theta / scale  # own memory, contiguous
+    t = np.ascontiguousarray(theta) / scale  # own memory, contiguous
     if gamma:
         t -= gamma / math.sqrt(beta * rho)
     nodes = t.shape[-1]
@@ -129,10 +129,12 @@ def _solve_tamed(t: Array, start: Array | None) -> tuple[Array, Array, int]:
     """Return (v, y, Newton steps) of unit problems of any size; t is overwritten."""
     t.reshape(len(t), -1)[:, :: t.shape[-1] + 1] = -np.inf  # so that max(0, .) leaves the diagonal of v at zero
     shrink = _tame(t) if float(t.min(where=np.isfinite(t), initial=0)) < -_CHEAP else None
+    if start is not None:
+        start = start if shrink is None else start * shrink[:, 0]
+        if _unbalance(t, start) > 0.9:  # of a problem that is no neighbour
+            start = None
     if start is None:
         start = _start(t)
-    elif shrink is not None:
-        start = start * shrink[:, 0]
     v, y, steps = _solve_unit(t, start)
     if shrink is not None:
         v *= shrink
@@ -309,8 +311,7 @@ def _solve_unit(t: Array, y: Array) -> tuple[Array, Array, int]:
     largest = float(y.max())
     kappa = 0.0
     if largest > _STIFF:
-        balance = y * np.maximum(t + y[:, :, None] + y[:, None, :], 0).sum(-1)  # one at the solution
-        kappa = largest**2 if float(np.abs(1 - balance).max()) > 0.5 else 0.0
+        kappa = largest**2 if _unbalance(t, y) > 0.5 else 0.0
     v = np.zeros_like(t)
     while kappa > 1:
         scale = math.sqrt(1 + kappa)
@@ -326,6 +327,11 @@ def _solve_unit(t: Array, y: Array) -> tuple[Array, Array, int]:
     return v, y, steps
 
 
+def _unbalance(t: Array, y: Array) -> float:
+    """Return the largest ``|1 - y deg|``, zero at the solution."""
+    return float(np.abs(1 - y * np.maximum(t + y[:, :, None] + y[:, None, :], 0).sum(-1)).max())
+
+
 def _newton(t: Array, c: Array, *, loose: bool = False) -> tuple[Array, Array, Array, int]:
     """Return (y - c, v, y, steps) of the unit problem, from y = c."""
     base = _shifted(t, c) if float(c.max()) > 8 else t + (c[:, :, None] + c[:, None, :])
@@ -339,9 +345,10 @@ def _newton(t: Array, c: Array, *, loose: bool = False) -> tuple[Array, Array, A
         if worst <= tolerance:
             return delta, v, y, steps
         if worst < 1e-3:  # close; rounding may keep the residual from getting closer
-            stalled = stalled + 1 if worst > best / 2 else 0
+            rounding = _EPS * float((np.abs(delta) * y).max())
+            stalled = stalled + 1 if best / 2 < worst < 1e4 * (_EPS + rounding) else 0
             best = min(best, worst)
-            if stalled >= 20 or worst <= 4 * _EPS * float((np.abs(delta) * y).max()):
+            if stalled >= 20 or worst <= 4 * rounding:
                 return delta, v, y, steps
         u = _newton_direction(v, y, residual)
         shortest = float(u.min())

@@ -123,11 +123,11 @@ class Patterns:
 
     def _fill_gaps(self) -> float:
         """Fill those of the rows that arrived, see `Uplink`, and return ||Xr||_F^2."""
-        previous = self._uplink.previous
+        previous = self._uplink.previous if self._uplink.start is None else None  # else no gap is ever looked at
         received = self._basis[: self._clients].numpy()
         if previous is not None:
             for client, row in enumerate(received):
-                older = previous[client].index_select(0, self._groups.order).numpy()
+                older = previous[client].index_select(0, self._groups.order).to(self._basis.dtype).numpy()
                 for pattern in np.flatnonzero(self._delivered[client] == 0).tolist():
                     row[self._columns[pattern]] = older[self._columns[pattern]]
         norms = 0.0
@@ -137,7 +137,8 @@ class Patterns:
             norms += float(np.vdot(arrived, arrived))
             if previous is None and gaps.any():
                 weights = self._uplink.weights.numpy()[~gaps]
-                part[gaps] = weights @ arrived / weights.sum() if len(weights) else 0
+                mean = len(weights) > 0 and self._uplink.start is None
+                part[gaps] = weights @ arrived / weights.sum() if mean else 0
         return norms
 
     @_REFUSED_LATER

@@ -128,6 +128,34 @@ def test_warm_starts_change_the_steps_and_not_the_result() -> None:
     assert saved > 0
 
 
+def test_edges_that_cost_nearly_the_same_are_told_apart() -> None:
+    for seed in (*range(40), 1233):
+        theta = np.random.default_rng(seed).normal(size=(20, 20)) * 0.02
+        if seed == 1233:  # a step goes from one kink of the dual to the next, twenty times and more
+            theta = np.random.RandomState(seed).randn(20, 20) * 0.02
+        theta = (theta + theta.T) / 2 - 3000.0
+        W = torch.from_numpy(prox_arrays(theta[None], 1.0, 0.0, 1.0)[0][0])
+        assert violation(W, torch.from_numpy(theta), 1.0, 0.0, 1.0) < 1e-10
+
+
+@pytest.mark.parametrize("seed", [3, 4, 5])
+def test_a_start_far_too_small_does_not_matter(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    X = 3 * rng.normal(size=(3, 5))[rng.integers(3, size=63)] + rng.normal(size=(63, 5))
+    theta = -np.square(X[:, None] - X[None]).sum(-1) * 10.0 ** (2 + seed)
+    cold, _, _ = prox_arrays(theta[None], 1.0, 0.0, 1.0)
+    wild, _, steps = prox_arrays(theta[None], 1.0, 0.0, 1.0, np.ones((1, 63)))
+    assert steps < 200
+    np.testing.assert_allclose(wild, cold, rtol=1e-8, atol=1e-12 * cold.max())
+
+
+def test_the_order_in_memory_does_not_matter() -> None:
+    theta = theta_of("random", 5).numpy()
+    expected, _, _ = prox_arrays(theta[None], 1.0, 1.0, 1.0)
+    turned, _, _ = prox_arrays(np.asfortranarray(theta)[None], 1.0, 1.0, 1.0)
+    np.testing.assert_array_equal(turned, expected)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     nodes=st.integers(2, 7),

@@ -88,6 +88,33 @@ def test_narrower_types(dtype) -> None:
     np.testing.assert_allclose(first.graphs, second.graphs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("least", [1, 8, NONE])
+def test_the_gaps_of_narrower_types_start_from_previous_models(least) -> None:
+    received, _ = federation()
+    signals, _, mask, z = held(least, dtype=torch.bfloat16, previous=(received + 1).bfloat16())
+    PDCA(Penalties(alpha=0.0), max_iter=1).solve(signals, z)
+    expected = torch.where(mask, received, received + 1)
+    torch.testing.assert_close(signals.models().double(), expected, rtol=1e-2, atol=1e-2)
+
+
+def test_gaps_are_not_looked_at_where_there_is_a_start() -> None:
+    received, _ = federation()
+    previous = torch.full_like(received, math.nan)
+    for least in (1, 8, NONE):
+        signals, *_, z = held(least, previous=previous, start=received)
+        assert PDCA(Penalties(), max_iter=50).solve(signals, z).reason in ("converged", "max_iter")
+        assert bool(torch.isfinite(signals.models()).all())
+
+
+@pytest.mark.parametrize("scale", [1e18, 1e20])
+def test_squares_beyond_single_precision(scale) -> None:
+    received, z = federation()
+    mask = gaps(received)
+    for least in (1, 8, NONE):
+        signals = Masked((received * scale).float(), z, (300,), identity, mask=mask, least=least)
+        assert PDCA(Penalties(), max_iter=3, eps=0.0, rho=100.0).solve(signals, z).iterations == 3
+
+
 @pytest.mark.parametrize("least", [1, 8])
 @pytest.mark.parametrize("layers", [(300,), LAYERS])
 def test_alternating_minimisation_filters_the_same(least, layers) -> None:
