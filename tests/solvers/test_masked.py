@@ -106,13 +106,13 @@ def test_gaps_are_not_looked_at_where_there_is_a_start() -> None:
         assert bool(torch.isfinite(signals.models()).all())
 
 
-@pytest.mark.parametrize("scale", [1e18, 1e20])
+@pytest.mark.parametrize("scale", [1e19, 1e21])
 def test_squares_beyond_single_precision(scale) -> None:
     received, z = federation()
     mask = gaps(received)
     for least in (1, 8, NONE):
         signals = Masked((received * scale).float(), z, (300,), identity, mask=mask, least=least)
-        assert PDCA(Penalties(), max_iter=3, eps=0.0, rho=100.0).solve(signals, z).iterations == 3
+        assert PDCA(Penalties(), max_iter=3, eps=0.0).solve(signals, z).iterations == 3
 
 
 @pytest.mark.parametrize("least", [1, 8])
