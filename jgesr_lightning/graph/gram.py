@@ -172,6 +172,12 @@ def distances_from_gram(G: Tensor) -> Tensor:
     return distances.masked_fill(torch.eye(G.shape[-1], dtype=torch.bool, device=G.device), 0)
 
 
+def with_shared(augmented: Tensor) -> Tensor:
+    """Return the Gram matrix of Y, (..., K, K), from that of ``[Y - 1 r'; r]``, (..., K + 1, K + 1)."""
+    by_shared = augmented[..., :-1, -1]
+    return augmented[..., :-1, :-1] + by_shared[..., :, None] + by_shared[..., None, :] + augmented[..., -1:, -1:]
+
+
 def cosine_from_gram(G: Tensor) -> Tensor:
     """Return cosines ``G_mn / sqrt(G_mm G_nn)`` in [-1, 1]: (..., K, K); a zero row has cosine 0, with itself too."""
     norms = G.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()

@@ -329,7 +329,7 @@ def _solve_unit(t: Array, y: Array) -> tuple[Array, Array, int]:
 
 def _unbalance(t: Array, y: Array) -> float:
     """Return the largest ``|1 - y deg|``, zero at the solution."""
-    return float(np.abs(1 - y * np.maximum(t + y[:, :, None] + y[:, None, :], 0).sum(-1)).max())
+    return float(np.abs(1 - y * _row_sums(np.maximum(t + y[:, :, None] + y[:, None, :], 0))).max())
 
 
 def _newton(t: Array, c: Array, *, loose: bool = False) -> tuple[Array, Array, Array, int]:

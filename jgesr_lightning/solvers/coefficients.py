@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jgesr_lightning.graph.gram import Scratch, cosine_from_gram, row_combinations, self_product
+from jgesr_lightning.graph.gram import Scratch, cosine_from_gram, row_combinations, self_product, with_shared
 from jgesr_lightning.graph.prox import Array
 from jgesr_lightning.solvers.signals import Moments, Reduce, Start, column_chunks, to_host, work_dtype
 
@@ -55,16 +55,14 @@ class Coefficients:
             raise ValueError("received holds values that are not finite, or whose squares are not")
         full = (full + full.swapaxes(-1, -2)) / 2
         self._gram = np.ascontiguousarray(full[:, :-1, :-1])
-        # With what was taken out put back, <x_m, x_n> = G_mn + b_m + b_n + ||r||^2.
-        by_shared = full[:, :-1, -1]
-        inner = self._gram + by_shared[:, :, None] + by_shared[:, None, :] + full[:, -1:, -1:]
+        inner = with_shared(torch.from_numpy(full))
         first = self._rows - self._clients
         target = np.eye(self._clients, self._rows)
         self._target = np.broadcast_to(target, (len(full), *target.shape))
         self._current = np.broadcast_to(np.eye(self._clients, self._rows, first), self._target.shape).copy()
         self._before = self._current
-        cosines = cosine_from_gram(torch.from_numpy(inner[:, first:, first:])).numpy()
-        norms = np.trace(inner, axis1=-2, axis2=-1).sum()
+        cosines = cosine_from_gram(inner[:, first:, first:]).numpy()
+        norms = float(inner.diagonal(dim1=-2, dim2=-1).sum())
         distances = self._distances(self._current)
         return Start(cosines, distances, self._residual(self._current), float(np.sqrt(max(norms, 0))))
 

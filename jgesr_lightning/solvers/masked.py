@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from jgesr_lightning.graph.gram import cosine_from_gram, distances_from_gram
+from jgesr_lightning.graph.gram import cosine_from_gram, distances_from_gram, with_shared
 from jgesr_lightning.graph.prox import Array
 from jgesr_lightning.solvers.columns import Columns
 from jgesr_lightning.solvers.patterns import Patterns, common_patterns
@@ -103,9 +103,7 @@ class Masked:
         if not bool(torch.isfinite(full).all()):
             raise ValueError("received holds values that are not finite, or whose squares are not")
         total, arrived = full[:-1].view_as(total), full[-1:]
-        # With what was taken out put back, <x_m, x_n> = G_mn + b_m + b_n + ||r||^2.
-        by_shared = total[:, :-1, -1]
-        inner = total[:, :-1, :-1] + by_shared[:, :, None] + by_shared[:, None, :] + total[:, -1:, -1:]
+        inner = with_shared(total)
         scale = inner.diagonal(dim1=-2, dim2=-1).sum().clamp_min(0).sqrt() + arrived.sqrt()
         return Start(
             cosines=to_host(cosine_from_gram(inner)),

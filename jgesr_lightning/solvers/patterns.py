@@ -161,13 +161,14 @@ class Patterns:
     def filter(self, smooth: Array, weights: Array) -> Tensor:
         """See `Part`."""
         z = torch.from_numpy(weights)
+        delivered = np.repeat(self._delivered[:, :, None], self._rows, 2)
+        known = delivered * self._target
         for span, S in zip(self._spans, smooth, strict=True):
             L = torch.from_numpy(S)
             F = torch.linalg.inv(torch.diag(z) + L) * z
             start = torch.from_numpy(self._flat(self._current, span))
-            delivered = np.repeat(self._delivered[:, :, None], self._rows, 2)
             arrived = torch.from_numpy(self._flat(delivered, span) > 0)
-            target = torch.from_numpy(self._flat(delivered * self._target, span))
+            target = torch.from_numpy(self._flat(known, span))
             new = solve_columns(L, F, z[:, None], arrived, target, start)
             self._other[:, span] = new.numpy().reshape(self._clients, -1, self._rows)
         return self._sums(None, details=False)

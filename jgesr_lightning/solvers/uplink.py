@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from jgesr_lightning.solvers.signals import work_dtype
+
 
 @dataclass(frozen=True)
 class Uplink:
@@ -30,8 +32,8 @@ class Uplink:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type the models are computed in: float64 for float64, float32 for all narrower ones."""
-        return torch.promote_types(self.received.dtype, torch.float32)
+        """The type the models are computed in."""
+        return work_dtype(self.received)
 
     def take(self, columns: Tensor) -> Uplink:
         """Return those columns alone, as copies."""

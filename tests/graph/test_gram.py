@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from jgesr_lightning.graph import cosine_from_gram, distances_from_gram, gram, pairwise_sq_distances
-from jgesr_lightning.graph.gram import row_combinations
+from jgesr_lightning.graph.gram import row_combinations, with_shared
 
 
 def plain_distances(X: torch.Tensor) -> torch.Tensor:
@@ -53,6 +53,13 @@ def test_distances_are_symmetric_with_zero_diagonal_and_zero_between_equal_rows(
     assert bool((D.diagonal(dim1=-2, dim2=-1) == 0).all())
     assert float(D[:, 2, 4].abs().max()) < 1e-12
     torch.testing.assert_close(D, plain_distances(X), rtol=1e-6, atol=1e-6)
+
+
+def test_what_was_taken_out_of_all_rows_is_put_back() -> None:
+    Y = torch.randn(2, 4, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    shared = Y[:, :1] + 0.5
+    augmented = torch.cat([Y - shared, shared], 1)
+    torch.testing.assert_close(with_shared(augmented @ augmented.mT), Y @ Y.mT)
 
 
 def test_cosines_of_a_zero_row_are_zero() -> None:
