@@ -68,7 +68,7 @@ class LocalConfig:
         batch_size: samples a step; the paper gives none, 128 is what brings FedAvg's row nearest to the paper's.
         lr: learning rate.
         momentum: at least 0 and below 1.
-        proximal_mu: weight of mu/2 ||x - x_sent||^2 in the loss; None leaves it to the method (0.01 for fedprox).
+        proximal_mu: weight of mu/2 ||x - x_sent||^2 in the loss; None leaves it to the method.
     """
 
     epochs: int = 5

@@ -6,13 +6,14 @@ from typing import ClassVar
 
 import torch
 
-from jgesr_lightning.aggregators.base import Aggregate, Aggregator, Upload, complete
+from jgesr_lightning.aggregators.base import Aggregate, Upload, complete
 from jgesr_lightning.aggregators.geometry import sq_distances
-from jgesr_lightning.checks import number, one_of
+from jgesr_lightning.aggregators.learned_graph import LearnedGraph
+from jgesr_lightning.checks import one_of
 from jgesr_lightning.graph import filter_signals, learn_graph
 
 
-class GraphFilter(Aggregator):
+class GraphFilter(LearnedGraph):
     r"""One pass of graph learning (Kalofolias, AISTATS 2016) and one of graph filtering: an ablation of `jgesr`.
 
     .. math::
@@ -23,13 +24,11 @@ class GraphFilter(Aggregator):
     filled by the neighbours. A coordinate that nobody delivered keeps its previous value.
 
     Args:
-        alpha, beta, gamma, mu: as in `jgesr`.
+        alpha, beta, gamma, mu: as in `jgesr`; mu is the weight of the clients' proximal term, too.
         fidelity: Z, as in `jgesr`: "shares" (diag(zeta)), "scaled" (P zeta for P participants) or "uniform" (identity).
     """
 
     name: ClassVar[str] = "graph_filter"
-    mixing: ClassVar[bool] = False
-    min_clients: ClassVar[int] = 2
 
     def __init__(
         self,
@@ -39,25 +38,21 @@ class GraphFilter(Aggregator):
         mu: float = 1.0,
         fidelity: str = "shares",
     ) -> None:
-        super().__init__()
-        number("alpha", alpha, at_least=0)
-        number("beta", beta, above=0)
-        number("gamma", gamma, at_least=0)
-        number("mu", mu, above=0)
+        super().__init__(alpha, beta, gamma, mu)
         one_of("fidelity", fidelity, ("shares", "scaled", "uniform"))
-        self.alpha, self.beta, self.gamma, self.mu, self.fidelity = alpha, beta, gamma, mu, fidelity
+        self.fidelity = fidelity
 
     def aggregate(self, upload: Upload) -> Aggregate:
         """Return the filtered models and the learnt graph."""
-        count = len(upload.clients)
+        count, constants = len(upload.clients), self.penalties
         models = upload.received if upload.mask is None else complete(upload)
-        graph = learn_graph(sq_distances(models, upload.reduce), self.alpha, self.beta, self.gamma)
+        graph = learn_graph(sq_distances(models, upload.reduce), constants.alpha, constants.beta, constants.gamma)
         fidelity = {
             "shares": upload.weights,
             "scaled": count * upload.weights,
             "uniform": torch.ones_like(upload.weights),
         }[self.fidelity]
-        smooth = filter_signals(models, graph, fidelity, self.alpha, self.mu, mask=upload.mask, start=models)
+        smooth = filter_signals(models, graph, fidelity, constants.alpha, constants.mu, mask=upload.mask, start=models)
         if upload.mask is not None:
             smooth = torch.where(upload.mask.any(0), smooth, models)
         info = {"edges": int((graph > 0).sum()) // 2, "fidelity": self.fidelity}

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jgesr_lightning.aggregators.base import Aggregate, Aggregator, Upload
+from jgesr_lightning.aggregators.base import Aggregate, Upload
+from jgesr_lightning.aggregators.learned_graph import LearnedGraph
 from jgesr_lightning.checks import flag, number, one_of, whole
-from jgesr_lightning.solvers import PDCA, Coefficients, Masked, Penalties, Signals, Solution
+from jgesr_lightning.solvers import PDCA, Coefficients, Masked, Signals, Solution
 
 FIDELITIES = ("shares", "scaled", "uniform")
 STEPS = ("fixed", "backtracking")
@@ -19,7 +20,7 @@ INITS = ("received", "previous")
 SCOPES = ("model", "layer")
 
 
-class JGESR(Aggregator):
+class JGESR(LearnedGraph):
     """The method of "Joint Graph Estimation and Signal Restoration for Robust Federated Learning" (MLSP 2025).
 
     Minimises J(Psi, w) of `jgesr_lightning.graph` over models and graph by `jgesr_lightning.solvers.PDCA`. Where every
@@ -30,7 +31,7 @@ class JGESR(Aggregator):
         alpha: weight of the smoothness over the graph.
         beta: weight of the log barrier on the degrees.
         gamma: weight of the sum of the edges.
-        mu: weight of the fidelity to what arrived.
+        mu: weight of the fidelity to what arrived, and of the clients' proximal term unless the run sets its own.
         rho: inverse step (the first one, under backtracking).
         eps: stop when ||Psi+ - Psi||_F < eps.
         max_iter: stop after that many steps; not to have converged by then is reported, not an error.
@@ -46,8 +47,6 @@ class JGESR(Aggregator):
     """
 
     name: ClassVar[str] = "jgesr"
-    mixing: ClassVar[bool] = False
-    min_clients: ClassVar[int] = 2
 
     def __init__(
         self,
@@ -64,11 +63,7 @@ class JGESR(Aggregator):
         init: str = "received",
         graph_scope: str = "model",
     ) -> None:
-        super().__init__()
-        number("alpha", alpha, at_least=0)
-        number("beta", beta, above=0)
-        number("gamma", gamma, at_least=0)
-        number("mu", mu, above=0)
+        super().__init__(alpha, beta, gamma, mu)
         number("rho", rho, above=0)
         number("eps", eps, at_least=0)
         whole("max_iter", max_iter, at_least=1)
@@ -77,7 +72,6 @@ class JGESR(Aggregator):
         flag("accelerated", accelerated)
         one_of("init", init, INITS)
         one_of("graph_scope", graph_scope, SCOPES)
-        self.penalties = Penalties(alpha, beta, gamma, mu)
         self.solver = PDCA(self.penalties, rho, eps, max_iter, step == "backtracking", accelerated)
         self.fidelity, self.step, self.init, self.graph_scope = fidelity, step, init, graph_scope
 

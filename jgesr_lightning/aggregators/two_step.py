@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 
-from jgesr_lightning.aggregators.base import Aggregate, Aggregator, Upload
+from jgesr_lightning.aggregators.base import Aggregate, Upload
 from jgesr_lightning.aggregators.jgesr import (
     FIDELITIES,
     INITS,
@@ -16,11 +16,12 @@ from jgesr_lightning.aggregators.jgesr import (
     hold,
     scopes,
 )
+from jgesr_lightning.aggregators.learned_graph import LearnedGraph
 from jgesr_lightning.checks import number, one_of, whole
-from jgesr_lightning.solvers import Alternating, Penalties
+from jgesr_lightning.solvers import Alternating
 
 
-class TwoStep(Aggregator):
+class TwoStep(LearnedGraph):
     """Alternate graph learning (to convergence) and graph filtering (in closed form) until the models stand still.
 
     The paper's two-step baseline: the same joint objective as `JGESR`, minimised over one of its arguments at a time.
@@ -29,7 +30,7 @@ class TwoStep(Aggregator):
         alpha: weight of the smoothness over the graph.
         beta: weight of the log barrier on the degrees.
         gamma: weight of the sum of the edges; positive, or an edge between equal models would cost nothing.
-        mu: weight of the fidelity to what arrived.
+        mu: weight of the fidelity to what arrived, and of the clients' proximal term unless the run sets its own.
         eps: stop when ||Psi+ - Psi||_F < eps.
         max_iter: stop after that many rounds of both steps; not to have converged is reported, not an error.
         fidelity: what Z holds: "shares" (zeta), "scaled" (P zeta for P participants: mean one), "uniform".
@@ -41,8 +42,6 @@ class TwoStep(Aggregator):
     """
 
     name: ClassVar[str] = "two_step"
-    mixing: ClassVar[bool] = False
-    min_clients: ClassVar[int] = 2
 
     def __init__(
         self,
@@ -56,17 +55,14 @@ class TwoStep(Aggregator):
         init: str = "received",
         graph_scope: str = "model",
     ) -> None:
-        super().__init__()
-        number("alpha", alpha, at_least=0)
-        number("beta", beta, above=0)
+        super().__init__(alpha, beta, gamma, mu)
         number("gamma", gamma, above=0)
-        number("mu", mu, above=0)
         number("eps", eps, at_least=0)
         whole("max_iter", max_iter, at_least=1)
         one_of("fidelity", fidelity, FIDELITIES)
         one_of("init", init, INITS)
         one_of("graph_scope", graph_scope, SCOPES)
-        self.solver = Alternating(Penalties(alpha, beta, gamma, mu), eps, max_iter)
+        self.solver = Alternating(self.penalties, eps, max_iter)
         self.fidelity, self.init, self.graph_scope = fidelity, init, graph_scope
 
     @torch.no_grad()
