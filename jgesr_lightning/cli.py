@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from jgesr_lightning import __version__
 from jgesr_lightning.checks import nearest
 from jgesr_lightning.config import Config, ConfigError, load_config, to_yaml
+from jgesr_lightning.paths import PathError
 
 if TYPE_CHECKING:
     from jgesr_lightning.experiment import Result
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = _dispatch(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()  # a reader that went away, or a full disk, is noticed here rather than at exit
         return status
-    except ConfigError as error:
+    except (ConfigError, PathError) as error:
         _complain(f"error: {error}")
         return 2
     except KeyboardInterrupt:

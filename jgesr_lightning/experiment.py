@@ -26,6 +26,7 @@ from jgesr_lightning.data import FederatedDataModule
 from jgesr_lightning.federation import Federation, FederationState, NonFiniteError
 from jgesr_lightning.layout import ParameterLayout
 from jgesr_lightning.models import build_model
+from jgesr_lightning.paths import user_path
 from jgesr_lightning.runtime import checkpoint
 from jgesr_lightning.runtime.files import InUseError, locked, move_aside, say, write_text
 from jgesr_lightning.runtime.launch import (
@@ -186,7 +187,7 @@ def _resumable(config: Config, folder: Path) -> tuple[Path, dict[str, Any]] | No
     """Return the checkpoint to go on from and what its processes share, or None to start anew."""
     if config.resume is None:
         return None
-    source = folder if config.resume == "auto" else Path(config.resume).expanduser()
+    source = folder if config.resume == "auto" else user_path(config.resume)
     found = checkpoint.newest(source / "checkpoint") or checkpoint.newest(source)
     if found is None and (source / "state.pt").is_file():
         found = source

@@ -19,6 +19,7 @@ import torch
 
 from jgesr_lightning.data.dataset import RawDataset
 from jgesr_lightning.data.fetch import writable
+from jgesr_lightning.paths import cache_home
 
 log = logging.getLogger(__name__)
 
@@ -38,10 +39,10 @@ def source_key(name: str, root: Path, files: Sequence[Path]) -> str:
 
 
 def cache_paths(name: str, root: Path) -> list[Path]:
-    """Return where the cache of a data set may lie: beside the data, else in the user's cache folder."""
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    """Return where the cache of a data set may lie: beside the data, else in the user's cache folder if known."""
+    beside, home = root / ".cache" / f"{name}.pt", cache_home()
     place = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:12]
-    return [root / ".cache" / f"{name}.pt", Path(home) / "jgesr_lightning" / f"{name}-{place}.pt"]
+    return [beside] if home is None else [beside, home / "jgesr_lightning" / f"{name}-{place}.pt"]
 
 
 def cached(name: str, root: Path, key: str, decode: Callable[[], RawDataset]) -> RawDataset:

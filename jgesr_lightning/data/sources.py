@@ -14,6 +14,7 @@ from jgesr_lightning.data.dataset import DataError, RawDataset, make_dataset
 from jgesr_lightning.data.fetch import FetchError, download, writable
 from jgesr_lightning.data.idx import read_idx
 from jgesr_lightning.data.synthetic import make_synthetic
+from jgesr_lightning.paths import user_path
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def register_dataset(name: str) -> Callable[[Finder], Finder]:
 
 def data_root(root: str | os.PathLike[str] | None = None) -> Path:
     """Return the data folder: `root`, else environment variable JGESR_DATA, else `data` in the current folder."""
-    return Path(root or os.environ.get("JGESR_DATA") or "data").expanduser()
+    return user_path(root or os.environ.get("JGESR_DATA") or "data")
 
 
 def load_dataset(name: str, root: str | os.PathLike[str] | None = None, download: bool = True) -> RawDataset:

@@ -16,6 +16,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from jgesr_lightning.config import ConfigError
+from jgesr_lightning.paths import user_path
 from jgesr_lightning.reporting import plots
 from jgesr_lightning.reporting.plots import Series
 from jgesr_lightning.reporting.runs import Block, Column, Run, blocks, collect
@@ -209,9 +210,9 @@ def finished(roots: Sequence[str | Path], metric: str) -> tuple[list[Run], list[
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw the figures of the runs below some folders into files."""
     parser = argparse.ArgumentParser(prog="python -m jgesr_lightning figures", description=__doc__.splitlines()[0])
-    parser.add_argument("folders", nargs="+", metavar="RUNS", help="folder that holds runs, at any depth")
+    parser.add_argument("folders", type=user_path, nargs="+", metavar="RUNS", help="folder with runs, at any depth")
     parser.add_argument("--metric", default=METRIC, help=f"an accuracy in the runs' files ({METRIC})")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the figures (RUNS/figures)")
+    parser.add_argument("--out", type=user_path, metavar="DIR", help="folder of the figures (RUNS/figures)")
     arguments = parser.parse_args(argv)
     runs, notes = finished(arguments.folders, arguments.metric)
     target = arguments.out or Path(arguments.folders[0]) / "figures"

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
+from jgesr_lightning.paths import user_path
 from jgesr_lightning.reporting import plots
 from jgesr_lightning.reporting.figures import Drawing, draw
 from jgesr_lightning.reporting.runs import Run
@@ -136,9 +137,9 @@ def _run_list(runs: Sequence[Run]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the page of the runs below some folders."""
     parser = argparse.ArgumentParser(prog="python -m jgesr_lightning report", description=__doc__.splitlines()[0])
-    parser.add_argument("folders", nargs="+", metavar="RUNS", help="folder that holds runs, at any depth")
+    parser.add_argument("folders", type=user_path, nargs="+", metavar="RUNS", help="folder with runs, at any depth")
     parser.add_argument("--metric", default=METRIC, help=f"an accuracy in the runs' summaries ({METRIC})")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="the page (RUNS/report.html)")
+    parser.add_argument("--out", type=user_path, metavar="FILE", help="the page (RUNS/report.html)")
     arguments = parser.parse_args(argv)
     drawn = arguments.metric.startswith("accuracy/")
     tables, collection = tables_of(arguments.folders, arguments.metric, drawn)

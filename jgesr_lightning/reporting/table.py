@@ -15,6 +15,7 @@ from pathlib import Path
 
 from jgesr_lightning.checks import nearest
 from jgesr_lightning.config import ConfigError
+from jgesr_lightning.paths import user_path
 from jgesr_lightning.reporting.paper import departures, paper_value
 from jgesr_lightning.reporting.runs import Block, Collection, Column, blocks, collect
 from jgesr_lightning.reporting.statistics import Difference, Mean, mean_of, paired
@@ -372,10 +373,10 @@ def tables_of(roots: Sequence[str | Path], metric: str = METRIC, drawn: bool = F
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the tables of the runs below some folders, and write them to files where asked."""
     parser = argparse.ArgumentParser(prog="python -m jgesr_lightning table", description=__doc__.splitlines()[0])
-    parser.add_argument("folders", nargs="+", metavar="RUNS", help="folder that holds runs, at any depth")
+    parser.add_argument("folders", type=user_path, nargs="+", metavar="RUNS", help="folder with runs, at any depth")
     parser.add_argument("--format", choices=[*WRITERS, "all"], default="md", help="what is printed, or written (md)")
     parser.add_argument("--metric", default=METRIC, help=f"a name in the runs' summaries ({METRIC})")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write table.md, table.csv, table.tex there")
+    parser.add_argument("--out", type=user_path, metavar="DIR", help="write table.md, table.csv, table.tex there")
     arguments = parser.parse_args(argv)
     tables, collection = tables_of(arguments.folders, arguments.metric)
     notes = notes_text(collection)

@@ -1,0 +1,55 @@
+"""One rule for the paths that users give: ``~`` and ``~name`` at their start stand for a home folder, or are refused.
+
+A path whose home folder nobody knows must not be taken literally: that would make a folder named ``~``.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+from argparse import ArgumentTypeError
+from pathlib import Path
+
+
+class PathError(ValueError, ArgumentTypeError):
+    """A path that names no place; the message, which argparse shows as it is, says which and what would do."""
+
+
+def user_path(path: str | os.PathLike[str]) -> Path:
+    """Return a path that a user gave, with ``~`` or ``~name`` at its start replaced by that home folder.
+
+    Raises:
+        PathError: there is no such user, or no home folder is known here.
+    """
+    text = os.fspath(path)
+    if not text.startswith("~"):
+        return Path(text)
+    name, _, rest = text[1:].partition("/")
+    folder = home(name)
+    if folder is None:
+        reason = f"there is no user {name!r}" if name else "no home folder is known here (set HOME)"
+        raise PathError(f"{text} names no place: {reason}; write the path in full")
+    return folder / rest.lstrip("/")
+
+
+def home(name: str = "") -> Path | None:
+    """Return the home folder of the user `name`, or, without a name, of whoever runs this; None where it has none.
+
+    HOME counts only where it is an absolute path: anything else would depend on the current folder.
+    """
+    if not name and os.path.isabs(os.environ.get("HOME", "")):
+        return Path(os.environ["HOME"])
+    try:
+        folder = (pwd.getpwnam(name) if name else pwd.getpwuid(os.getuid())).pw_dir
+    except (KeyError, ValueError):  # nobody of that name, or no name at all (a null byte)
+        return None
+    return Path(folder) if os.path.isabs(folder) else None
+
+
+def cache_home() -> Path | None:
+    """Return the folder for this user's caches: XDG_CACHE_HOME where it is absolute, else ``~/.cache``, else None."""
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(named):
+        return Path(named)
+    folder = home()
+    return None if folder is None else folder / ".cache"
