@@ -261,14 +261,14 @@ def _run(config: Config, folder: Path, data: FederatedDataModule, opening: Openi
     owners = assign([config.local.epochs * size for size in sizes], launch.world_size)
 
     deviation = noise_std_for(initial[: layout.num_parameters], config.channel.noise)
-    orchestrator = RoundOrchestrator(layout)
     files = ResultFiles(folder, _facts(config, folder, float(deviation)), config.logging.csv)
     saver = Checkpoint(folder / "checkpoint", config.checkpoint.every, to_dict(config))
     # the orchestrator goes first and alone writes; saving goes last, when everything else has been told
     table = partition_table(data.classes, data.class_counts, sizes, test_sizes)
     wandb_log = _wandb(config, folder, table)
-    callbacks = [orchestrator, Progress(), files, wandb_log, saver]
-    fabric = build_fabric(launch, config.runtime.precision, callbacks)
+    observers = [Progress(), files, wandb_log, saver]
+    orchestrator = RoundOrchestrator(layout, observers)
+    fabric = build_fabric(launch, config.runtime.precision, [orchestrator, *observers])
     with StopRequest() as stop:
         if not started_by_fabric_run():
             fabric.launch()

@@ -66,10 +66,14 @@ class Stopwatch:
 class Federation:
     """Runs rounds and fires the hooks of `fabric`'s callbacks.
 
-    Hooks, in order: ``on_federation_start(federation, state)``; a round: ``on_round_start(round_number, sent)``,
-    ``on_client_trained(row, client, state_dict)`` for each client of this process,
-    ``on_round_end(federation, state, record)``; at last ``on_federation_end(federation, state, status)``. Callbacks
-    other than the orchestrator observe.
+    Hooks of the callbacks, in order; callbacks other than the orchestrator observe:
+
+    - ``on_federation_start(federation, state)``
+    - a round: ``on_round_start(round_number, sent)``
+    - each client of this process: ``on_client_delivered(row, client, model)``, `model` (d,) being the engine's own
+      memory; then, for callbacks that have it, ``on_client_trained(row, client, state_dict)``
+    - ``on_round_end(federation, state, record, watch)``
+    - ``on_federation_end(federation, state, status)``
 
     Args:
         fabric: launched Fabric whose callbacks include `orchestrator`, first.
@@ -187,8 +191,11 @@ class Federation:
         rows = [row for row, client in enumerate(clients) if client in chosen]
         self.fabric.call("on_round_start", round_number=number, sent=sent)
 
-        def deliver(row: int, state_dict: Mapping[str, Tensor]) -> None:
-            self.fabric.call("on_client_trained", row=row, client=clients[row], state_dict=state_dict)
+        def deliver(row: int, model: Tensor) -> None:
+            self.fabric.call("on_client_delivered", row=row, client=clients[row], model=model)
+            if self.orchestrator.asked:
+                state_dict = self.orchestrator.state_dict(row)
+                self.fabric.call("on_client_trained", row=row, client=clients[row], state_dict=state_dict)
 
         with self._watch.part("train"):
             losses = self.engine.train(number, rows, sent, deliver, stopping=lambda: bool(self.stop))

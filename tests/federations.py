@@ -41,7 +41,7 @@ def small_federation(
     net = linear_net()
     layout = ParameterLayout.of(net)
     initial = layout.flatten(net.state_dict())
-    orchestrator = RoundOrchestrator(layout)
+    orchestrator = RoundOrchestrator(layout, callbacks)
     fabric = Fabric(accelerator="cpu", devices=1, callbacks=[orchestrator, *callbacks])
     fabric.launch()
     aggregator = build_aggregator(method, **(settings or {}))

@@ -125,19 +125,19 @@ def break_client_one_in_round_two():
     """Let the second round's training give client 1 a NaN."""
     from jgesr_lightning.callbacks.orchestrator import RoundOrchestrator
 
-    start, collect, now = RoundOrchestrator.on_round_start, RoundOrchestrator.on_client_trained, {}
+    start, collect, now = RoundOrchestrator.on_round_start, RoundOrchestrator.on_client_delivered, {}
 
     def on_round_start(self, round_number, sent):
         now["round"] = round_number
         start(self, round_number, sent)
 
-    def on_client_trained(self, row, client, state_dict):
-        collect(self, row, client, state_dict)
+    def on_client_delivered(self, row, client, model):
+        collect(self, row, client, model)
         if client == 1 and now["round"] == 2:
             self.trained[row, 0] = torch.nan
 
     RoundOrchestrator.on_round_start = on_round_start
-    RoundOrchestrator.on_client_trained = on_client_trained
+    RoundOrchestrator.on_client_delivered = on_client_delivered
 
 
 def fail_to_write_summaries():
@@ -175,12 +175,12 @@ def train_for_ever():
     """Let the training of a client have no end, in Python."""
     from jgesr_lightning.callbacks.orchestrator import RoundOrchestrator
 
-    def on_client_trained(self, row, client, state_dict):
+    def on_client_delivered(self, row, client, model):
         print("training for ever", flush=True)
         while True:
             time.sleep(0.01)
 
-    RoundOrchestrator.on_client_trained = on_client_trained
+    RoundOrchestrator.on_client_delivered = on_client_delivered
 
 
 def die_at_a_step_of_writing():

@@ -26,7 +26,7 @@ class Recorder:
         self.hooks.append(f"round {round_number}")
         self.sent[round_number] = sent.clone()
 
-    def on_client_trained(self, row, client, state_dict):
+    def on_client_delivered(self, row, client, model):
         self.hooks.append(f"client {client}")
 
     def on_round_end(self, federation, state, record, watch):
@@ -51,6 +51,25 @@ def test_hooks_in_order_and_one_record_a_round():
     assert status == "finished"
     assert [record.round for record in state.records] == [0, 1, 2]
     assert recorder.sent[1].unique(dim=0).shape[0] == 1  # everybody starts from the same model
+
+
+def test_a_callback_that_asks_for_state_dicts_is_given_what_was_collected():
+    class Asker:
+        def __init__(self):
+            self.rows = {}
+
+        def on_client_trained(self, row, client, state_dict):
+            self.rows[client] = {name: value.clone() for name, value in state_dict.items()}
+            state_dict["weight"].zero_()  # whatever an observer does to its copy
+
+    asker = Asker()
+    federation = small_federation([asker], rounds=1)
+    run(federation)
+    assert list(asker.rows) == [0, 1, 2, 3]
+    trained = federation.orchestrator.trained
+    assert [tuple(value.shape) for value in asker.rows[2].values()] == [(2, 3), (2,)]
+    assert torch.equal(asker.rows[2]["weight"].flatten(), trained[2, :6])
+    assert torch.equal(asker.rows[2]["bias"], trained[2, 6:])
 
 
 def test_fedavg_without_noise_sends_the_weighted_mean_of_what_was_trained():
@@ -97,30 +116,28 @@ def test_evaluation_and_graphs_every_so_often_and_at_the_ends():
     assert "accuracy/trained" not in state.records[0].metrics
 
 
-def break_client(federation, client, rounds=(2,)):
+def break_client(federation, broken, rounds=(2,)):
     """Make one client's training return a NaN in some rounds."""
-    collect = federation.orchestrator.on_client_trained
+    collect = federation.orchestrator.on_client_delivered
     seen = {"round": 0}
 
     def on_round_start(round_number, sent):
         seen["round"] = round_number
         type(federation.orchestrator).on_round_start(federation.orchestrator, round_number, sent)
 
-    def on_client_trained(row, client_number, state_dict):
-        collect(row=row, client=client_number, state_dict=state_dict)
-        if client_number == client and seen["round"] in rounds:
+    def on_client_delivered(row, client, model):
+        collect(row, client, model)
+        if client == broken and seen["round"] in rounds:
             federation.orchestrator.trained[row, 1] = torch.nan
 
     federation.orchestrator.on_round_start = on_round_start
-    federation.orchestrator.on_client_trained = lambda row, client, state_dict: on_client_trained(
-        row, client, state_dict
-    )
+    federation.orchestrator.on_client_delivered = on_client_delivered
 
 
 @pytest.mark.parametrize("method", ["fedavg", "local", "pfedgraph", "cfl"])
 def test_a_non_finite_upload_is_left_out_of_its_round_and_named(method):
     federation = small_federation(method=method, rounds=3)
-    break_client(federation, client=1)
+    break_client(federation, 1)
     status, state = run(federation)
     assert status == "finished"
     assert bool(torch.isfinite(state.models).all())
@@ -130,7 +147,7 @@ def test_a_non_finite_upload_is_left_out_of_its_round_and_named(method):
 
 def test_a_non_finite_upload_stops_the_run_where_asked():
     federation = small_federation(rounds=3, nonfinite="raise")
-    break_client(federation, client=1)
+    break_client(federation, 1)
     state = federation.fresh_state()
     with pytest.raises(NonFiniteError, match="round 2: the upload of client 1"):
         federation.run(state)
@@ -163,12 +180,12 @@ def test_a_stop_abandons_the_round_between_clients_and_keeps_the_last_whole_one(
     whole = small_federation(rounds=1)
     _, after_one = run(whole)
 
-    def stop_in_round_two(row, client, state_dict):
+    def stop_in_round_two(row, client, model):
         if recorder.hooks[-2:-1] == ["round 2"]:
             federation.stop.received = "SIGTERM"
 
     class Stopper:
-        on_client_trained = staticmethod(stop_in_round_two)
+        on_client_delivered = staticmethod(stop_in_round_two)
 
     federation.fabric._callbacks.append(Stopper())
     status, state = run(federation)

@@ -1,8 +1,8 @@
-"""The round orchestrator: collects the clients' state dicts into the matrix that is uploaded."""
+"""The round orchestrator: collects the clients' models into the matrix that is uploaded."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -13,17 +13,23 @@ from jgesr_lightning.layout import ParameterLayout
 class RoundOrchestrator:
     """First in the list of callbacks, and the only writer of the matrix of trained models.
 
+    Engines hand over rows; the state dict of a client is made only where a callback asks for it, by having the hook
+    ``on_client_trained(row, client, state_dict)``.
+
     Args:
         layout: order of the columns.
+        observers: the other callbacks of the run.
 
     Attributes:
         trained: (clients of this process, d): after a round's training, one row a client. A client that sat out has
             the model it was sent.
+        asked: whether a callback asks for state dicts.
     """
 
-    def __init__(self, layout: ParameterLayout) -> None:
+    def __init__(self, layout: ParameterLayout, observers: Iterable[object] = ()) -> None:
         self.layout = layout
         self.trained = torch.empty(0, layout.size)
+        self.asked = any(callable(getattr(observer, "on_client_trained", None)) for observer in observers)
 
     def on_round_start(self, round_number: int, sent: Tensor) -> None:
         """Start from what the server sent, (clients of this process, d)."""
@@ -31,6 +37,10 @@ class RoundOrchestrator:
             self.trained = torch.empty_like(sent)
         self.trained.copy_(sent)
 
-    def on_client_trained(self, row: int, client: int, state_dict: Mapping[str, Tensor]) -> None:
-        """Collect the state dict of the client in local row `row`."""
-        self.layout.flatten(state_dict, out=self.trained[row])
+    def on_client_delivered(self, row: int, client: int, model: Tensor) -> None:
+        """Collect the model (d,) of the client in local row `row`."""
+        self.trained[row].copy_(model)
+
+    def state_dict(self, row: int) -> dict[str, Tensor]:
+        """Return the collected model of local row `row` under its state-dict names: copies, for whoever wants them."""
+        return self.layout.restore(self.trained[row].clone())

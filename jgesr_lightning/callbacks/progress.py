@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -49,7 +48,7 @@ class Progress:
             with contextlib.suppress(OSError):
                 self.bar.set_description(f"round {round_number}/{self._rounds}")
 
-    def on_client_trained(self, row: int, client: int, state_dict: Mapping[str, Tensor]) -> None:
+    def on_client_delivered(self, row: int, client: int, model: Tensor) -> None:
         """Advance by the client's work."""
         if self.bar is not None:
             with contextlib.suppress(OSError):

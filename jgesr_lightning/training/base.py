@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
-Deliver = Callable[[int, Mapping[str, Tensor]], None]
-"""Called as ``deliver(row, state_dict)`` when the client in local row `row` has finished."""
+Deliver = Callable[[int, Tensor], None]
+"""Called as ``deliver(row, model)`` when the client in local row `row` has finished: `model` (d,) is its model in the
+order of the layout. Whoever takes it copies it: the engine may write over that memory afterwards."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Engine(ABC):
             round_number: keys the random generators.
             rows: local row numbers of the clients that take part.
             sent: (local clients, d) models sent; never modified.
-            deliver: receives each client's state dict when it is done.
+            deliver: receives each client's model when it is done.
             stopping: asked between clients; True abandons the rest.
 
         Returns:

@@ -82,7 +82,7 @@ class SequentialEngine(Engine):
                 torch.manual_seed(derive(self.seed, DROPOUT, round_number, self.clients[row]))
                 self.client.receive(sent[row])
                 losses[row] = self._visit(round_number, row)
-                deliver(row, self.client.net.state_dict())
+                deliver(row, self.client.layout.flatten(self.client.net.state_dict()))
         return losses
 
     def _visit(self, round_number: int, row: int) -> float:

@@ -158,7 +158,7 @@ class StackedEngine(Engine):
             total[: batch.active] += step.train(batch.counts, generators, self.client)
         for position, (row, loss) in enumerate(zip(members, total.tolist(), strict=True)):
             losses[row] = loss / self._steps(row)
-            deliver(row, self.layout.restore(space.weights[position]))
+            deliver(row, space.weights[position])
 
     @torch.no_grad()
     def evaluate(self, models: Tensor) -> tuple[Tensor, Tensor]:

@@ -135,8 +135,8 @@ def engine(name: str, device: str, batch: int) -> Way:
         made, _ = build_engine(name, fabric, client, data, range(len(x)), 10, 1, batch, 0)
         rows = torch.stack([client.layout.flatten({n: p[k] for n, p in params.items()}) for k in range(len(x))])
 
-        def deliver(row: int, state: Params) -> None:
-            for parameter, value in state.items():
+        def deliver(row: int, model: Tensor) -> None:
+            for parameter, value in client.layout.restore(model).items():
                 params[parameter][row] = value
 
         def step() -> None:

@@ -55,8 +55,8 @@ def train(
     for number in range(1, rounds + 1):
         trained = models.clone()
 
-        def deliver(row: int, state: dict, trained: torch.Tensor = trained) -> None:
-            client.layout.flatten(state, out=trained[row])
+        def deliver(row: int, model: torch.Tensor, trained: torch.Tensor = trained) -> None:
+            trained[row] = model
 
         engine.train(number, rows, models, deliver)
         models = trained
