@@ -31,7 +31,7 @@ import yaml
 
 from jgesr_lightning.checks import nearest
 from jgesr_lightning.config import CONFIGS, Config, ConfigError, load_config, parse_overrides, to_dict
-from jgesr_lightning.reporting.conditions import condition, digest, flatten, seed_of
+from jgesr_lightning.identity import condition, digest, flatten, seed_of
 from jgesr_lightning.runtime.signals import StopRequest
 
 KEYS = ("base", "settings", "methods", "data", "noise", "missing_rate", "seeds")

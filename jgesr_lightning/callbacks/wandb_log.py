@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from jgesr_lightning.identity import group_name
 from jgesr_lightning.records import RoundRecord
-from jgesr_lightning.reporting.conditions import group_name
 
 if TYPE_CHECKING:
     from lightning.pytorch.loggers import WandbLogger

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from jgesr_lightning.config import ConfigError
-from jgesr_lightning.reporting.conditions import CELL, condition, digest, flatten, method_label, protocol, seed_of
+from jgesr_lightning.identity import CELL, condition, digest, flatten, method_label, protocol, seed_of
 from jgesr_lightning.reporting.plots import Array
 
 SCHEMA = 1
