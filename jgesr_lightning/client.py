@@ -68,9 +68,18 @@ class ClientModule(LightningModule):
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int = 0) -> Tensor:
         """Return the local loss of a batch of inputs and labels, penalties included."""
+        return self.loss(batch)
+
+    def loss(self, batch: tuple[Tensor, Tensor], share: float = 1.0, penalised: bool = True) -> Tensor:
+        """Return what a batch adds to the loss of a step that it is the `share` of.
+
+        The losses of a step's parts add up to the loss of the step, if one of them alone is `penalised`.
+        """
         inputs, labels = batch
         loss = cross_entropy(self.net(inputs), labels)
-        if self.terms:
+        if share != 1:
+            loss = share * loss
+        if penalised and self.terms:
             x = self.vector()
             for term in self.terms:
                 loss = loss + term(x, self.sent)

@@ -63,7 +63,7 @@ class Engine(ABC):
             stopping: asked between clients; True abandons the rest.
 
         Returns:
-            (local clients,) float64 mean training loss over all batches seen, penalties included; NaN where a client
+            (local clients,) float64 mean training loss over all steps taken, penalties included; NaN where a client
             did not take part.
         """
 

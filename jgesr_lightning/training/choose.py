@@ -10,6 +10,7 @@ from torch import nn
 from jgesr_lightning.checks import one_of
 from jgesr_lightning.client import ClientModule
 from jgesr_lightning.training.base import ClientData, Engine
+from jgesr_lightning.training.batches import BatchSize
 from jgesr_lightning.training.network import layers_of
 from jgesr_lightning.training.sequential import SequentialEngine
 from jgesr_lightning.training.stacked import StackedEngine, check_precision
@@ -18,7 +19,7 @@ ENGINES: dict[str, Callable[..., Engine]] = {"sequential": SequentialEngine, "st
 
 
 def choose_engine(
-    name: str, device_type: str, net: nn.Module, batch_size: int, precision: str = "32-true"
+    name: str, device_type: str, net: nn.Module, batch_size: BatchSize, precision: str = "32-true"
 ) -> tuple[str, str]:
     """Return which engine to take, and why.
 
@@ -29,7 +30,7 @@ def choose_engine(
         name: "sequential", "stacked" or "auto".
         device_type: "cpu", "cuda", ...
         net: the clients' network.
-        batch_size: samples a step.
+        batch_size: samples a step, or "full".
         precision: Fabric's name of the precision.
 
     Raises:
@@ -48,7 +49,8 @@ def choose_engine(
     if name == "stacked":
         return name, "as configured"
     advance = "one client at a time on fixed buffers" if device_type == "cpu" else "all clients at once"
-    return "stacked", f"the faster on {device_type} at batches of {batch_size}: {advance}"
+    steps = "with full steps" if batch_size == "full" else f"at batches of {batch_size}"
+    return "stacked", f"the faster on {device_type} {steps}: {advance}"
 
 
 def precision_remark(device_type: str, precision: str) -> str | None:
@@ -72,7 +74,7 @@ def build_engine(
     clients: Sequence[int],
     num_classes: int,
     epochs: int,
-    batch_size: int,
+    batch_size: BatchSize,
     seed: int,
 ) -> tuple[Engine, str]:
     """Return the engine and the reason it was taken; `name` as for `choose_engine`, the rest as for the engines.

@@ -14,7 +14,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from jgesr_lightning.client import ClientModule
 from jgesr_lightning.seeding import DROPOUT, derive
 from jgesr_lightning.training.base import ClientData, Deliver, Engine
-from jgesr_lightning.training.batches import epoch_orders
+from jgesr_lightning.training.batches import BatchSize, part_size, steps_of, visit_orders
 
 EVALUATION_BATCH = 512
 
@@ -29,7 +29,7 @@ class SequentialEngine(Engine):
         clients: global index of each local client.
         num_classes: number of classes.
         epochs: local epochs a round.
-        batch_size: samples a step.
+        batch_size: samples a step, or "full".
         seed: seed of the batches.
     """
 
@@ -43,7 +43,7 @@ class SequentialEngine(Engine):
         clients: Sequence[int],
         num_classes: int,
         epochs: int,
-        batch_size: int,
+        batch_size: BatchSize,
         seed: int,
     ) -> None:
         self.fabric = fabric
@@ -52,6 +52,7 @@ class SequentialEngine(Engine):
         self.clients = clients
         self.epochs = epochs
         self.batch_size = batch_size
+        self.part = part_size(batch_size, fabric.device.type)
         self.seed = seed
         self.module = fabric.setup_module(client)
         self._convert = fabric.strategy.precision.convert_input
@@ -89,22 +90,24 @@ class SequentialEngine(Engine):
         data = self.data[row]
         optimizer = self.fabric.setup_optimizers(self.client.configure_optimizers())
         assert isinstance(optimizer, _FabricOptimizer)  # one went in
-        orders = epoch_orders(data.size, self.epochs, self.seed, round_number, self.clients[row])
+        orders = visit_orders(data.size, self.epochs, self.batch_size, self.seed, round_number, self.clients[row])
         total = torch.zeros((), dtype=torch.float64, device=self.fabric.device)
         for order in orders.to(self.fabric.device, non_blocking=True):
-            for step, index in enumerate(order.split(self.batch_size)):
-                batch = data.train_inputs.index_select(0, index), data.train_labels.index_select(0, index)
-                loss = self._loss(batch, step)
-                self.fabric.backward(loss)
+            for step in order.split(data.size if self.batch_size == "full" else self.batch_size):
+                parts = step.split(self.part)
+                for number, index in enumerate(parts, 1):
+                    batch = data.train_inputs.index_select(0, index), data.train_labels.index_select(0, index)
+                    loss = self._loss(batch, len(index) / len(step), number == len(parts))
+                    self.fabric.backward(loss)
+                    total += loss.detach()
                 optimizer.step()
                 optimizer.zero_grad()
-                total += loss.detach()
-        return float(total) / (self.epochs * -(-data.size // self.batch_size))
+        return float(total) / (self.epochs * steps_of(data.size, self.batch_size))
 
-    def _loss(self, batch: tuple[Tensor, Tensor], step: int) -> Tensor:
-        # where the strategy leaves the module unwrapped, Fabric's wrapper applies no precision to training_step
+    def _loss(self, batch: tuple[Tensor, Tensor], share: float, penalised: bool) -> Tensor:
+        # where the strategy leaves the module unwrapped, Fabric's wrapper applies no precision to its methods
         with self.fabric.autocast():
-            return self.client.training_step(self._convert(batch), step)
+            return self.client.loss(self._convert(batch), share, penalised)
 
     @torch.inference_mode()
     def evaluate(self, models: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,10 +12,10 @@ from torchmetrics.classification import MulticlassStatScores
 
 from jgesr_lightning.client import ClientModule
 from jgesr_lightning.layout import ParameterLayout
-from jgesr_lightning.regularisers import Proximal
+from jgesr_lightning.regularisers import Proximal, Regulariser
 from jgesr_lightning.seeding import DROPOUT, derive
 from jgesr_lightning.training.base import ClientData, Deliver, Engine
-from jgesr_lightning.training.batches import epoch_orders
+from jgesr_lightning.training.batches import BatchSize, part_size, steps_of, visit_orders
 from jgesr_lightning.training.network import Layer, StackedNetwork, layers_of, refuse
 
 EVALUATION_BATCH = {"cpu": 128}
@@ -27,17 +27,21 @@ PADDING = -1
 
 @dataclass(frozen=True)
 class Batch:
-    """One step of the first `active` clients of a group.
+    """What the first `active` clients of a group compute at once: a step of theirs, or a part of a full one.
 
     Attributes:
         active: number of clients that take part.
         index: (active, B) positions in the group's samples.
         counts: number of real samples of each; the rest of its row of `index` is padding.
+        totals: number of samples of the step that each is in; equal to `counts` where this is the whole step.
+        ends: positions of the clients that move after this.
     """
 
     active: int
     index: Tensor
     counts: list[int]
+    totals: list[int]
+    ends: list[int]
 
 
 class StackedEngine(Engine):
@@ -50,7 +54,7 @@ class StackedEngine(Engine):
         clients: global index of each local client.
         num_classes: number of classes.
         epochs: local epochs a round.
-        batch_size: samples a step.
+        batch_size: samples a step, or "full".
         seed: seed of the batches.
         group: clients that advance together; None: all of this process on an accelerator, where the many small
             operations of one client leave the device idle, and one on a CPU, where the buffers of one client fill the
@@ -74,7 +78,7 @@ class StackedEngine(Engine):
         clients: Sequence[int],
         num_classes: int,
         epochs: int,
-        batch_size: int,
+        batch_size: BatchSize,
         seed: int,
         group: int | None = None,
     ) -> None:
@@ -89,6 +93,7 @@ class StackedEngine(Engine):
         self.clients = clients
         self.epochs = epochs
         self.batch_size = batch_size
+        self.part = part_size(batch_size, fabric.device.type)
         self.seed = seed
         self.dtype = next(client.parameters()).dtype
         self.activations = torch.bfloat16 if precision == "bf16-mixed" else self.dtype
@@ -115,18 +120,15 @@ class StackedEngine(Engine):
         deliver: Deliver,
         stopping: Callable[[], bool] = lambda: False,
     ) -> Tensor:
-        """See `Engine.train`; `stopping` is asked before each step, and clients not yet done are abandoned."""
+        """See `Engine.train`; `stopping` is asked before each batch, and clients not yet done are abandoned."""
         losses = torch.full((len(self.clients),), torch.nan, dtype=torch.float64)
         # clients of like length together; within a group the longest first, so that the active ones are a prefix
-        longest_first = sorted(rows, key=lambda row: (-self._steps(row), row))
+        longest_first = sorted(rows, key=lambda row: (-steps_of(self.data[row].size, self.part), row))
         with torch.no_grad():
             for start in range(0, len(longest_first), self.group):
                 members = longest_first[start : start + self.group]
                 self._train_group(round_number, members, sent, deliver, stopping, losses)
         return losses
-
-    def _steps(self, row: int) -> int:
-        return -(-self.data[row].size // self.batch_size) * self.epochs
 
     def _train_group(
         self,
@@ -145,19 +147,19 @@ class StackedEngine(Engine):
         ]
         source = self._train.source(members)
         orders = [
-            epoch_orders(self.data[row].size, self.epochs, self.seed, round_number, self.clients[row])
+            visit_orders(self.data[row].size, self.epochs, self.batch_size, self.seed, round_number, self.clients[row])
             + self._train.offset(row)
             for row in members
         ]
         total = torch.zeros(len(members), dtype=torch.float64, device=self.fabric.device)
-        for batch in batches(orders, self.batch_size, self.fabric.device):
+        for batch in batches(orders, self.part, self.fabric.device, self.batch_size == "full"):
             if stopping():
                 return
             step = space.step(batch.active, batch.index.shape[1], self._train.shape)
             step.receive(*source, batch.index.reshape(-1))
-            total[: batch.active] += step.train(batch.counts, generators, self.client)
+            total[: batch.active] += step.train(batch, generators, self.client)
         for position, (row, loss) in enumerate(zip(members, total.tolist(), strict=True)):
-            losses[row] = loss / self._steps(row)
+            losses[row] = loss / (self.epochs * steps_of(self.data[row].size, self.batch_size))
             deliver(row, space.weights[position])
 
     @torch.no_grad()
@@ -194,17 +196,21 @@ def check_precision(precision: str) -> None:
         raise refuse("in 16-mixed precision, which scales its loss")
 
 
-def batches(orders: Sequence[Tensor], size: int, device: torch.device) -> Iterator[Batch]:
-    """Yield the steps of clients whose samples come in `orders` ((epochs, n_k) each), longest first.
+def batches(orders: Sequence[Tensor], size: int, device: torch.device, full: bool = False) -> Iterator[Batch]:
+    """Yield the batches of clients whose samples come in `orders` ((epochs, n_k) each), longest first.
 
-    A single client has a short last batch in each epoch; several are padded to `size` with some sample.
+    A single client has a short last batch in each epoch; several are padded to `size` with some sample. With `full` an
+    epoch is one step, in parts of `size`.
     """
     if len(orders) == 1:
         for order in orders[0].to(device, non_blocking=True):
-            for part in order.split(size):
-                yield Batch(1, part.unsqueeze(0), [len(part)])
+            parts = order.split(size)
+            for number, part in enumerate(parts, 1):
+                ends = [0] if not full or number == len(parts) else []
+                yield Batch(1, part.unsqueeze(0), [len(part)], [len(order) if full else len(part)], ends)
         return
-    steps = [len(order) * -(-order.shape[1] // size) for order in orders]
+    lengths = [-(-order.shape[1] // size) for order in orders]
+    steps = [len(order) * length for order, length in zip(orders, lengths, strict=True)]
     table = torch.zeros(steps[0], len(orders), size, dtype=torch.long)
     counts = torch.zeros(steps[0], len(orders), dtype=torch.long)
     for k, (order, number) in enumerate(zip(orders, steps, strict=True)):
@@ -215,7 +221,11 @@ def batches(orders: Sequence[Tensor], size: int, device: torch.device) -> Iterat
     active = (counts > 0).sum(1).tolist()
     real = counts.tolist()
     for t, index in enumerate(table.to(device, non_blocking=True)):
-        yield Batch(active[t], index[: active[t]], real[t][: active[t]])
+        present = range(active[t])
+        counted = real[t][: active[t]]
+        totals = [orders[k].shape[1] for k in present] if full else counted
+        ends = [k for k in present if (t + 1) % lengths[k] == 0] if full else list(present)
+        yield Batch(active[t], index[: active[t]], counted, totals, ends)
 
 
 class Samples:
@@ -262,6 +272,7 @@ class Workspace:
         self.weights = torch.zeros(group, layout.size, dtype=dtype, device=device)
         self.sent = torch.zeros_like(self.weights)
         self.grads = torch.zeros_like(self.weights)
+        self.sums = torch.zeros_like(self.weights)
         self.velocities = torch.zeros_like(self.weights)
         self._steps: dict[tuple[int, int, torch.Size], Step] = {}
 
@@ -269,6 +280,7 @@ class Workspace:
         """Start from `models` (members, d), at rest."""
         self.weights[: len(models)] = models
         self.sent[: len(models)] = models
+        self.sums.zero_()
         self.velocities.zero_()
 
     def step(self, active: int, samples: int, shape: torch.Size) -> Step:
@@ -284,12 +296,12 @@ class Workspace:
 
 
 class Step:
-    """One SGD step of `active` clients on batches of one shape, on buffers of its own."""
+    """SGD of `active` clients on batches of one shape, on buffers of its own."""
 
     def __init__(self, space: Workspace, active: int, samples: torch.Size) -> None:
         part = slice(0, active)
-        self.weights, self.sent, self.grads, self.velocities = (
-            matrix[part] for matrix in (space.weights, space.sent, space.grads, space.velocities)
+        self.weights, self.sent, self.grads, self.sums, self.velocities = (
+            matrix[part] for matrix in (space.weights, space.sent, space.grads, space.sums, space.velocities)
         )
         self.network = StackedNetwork(space.layers, space.layout, self.weights, self.grads, samples, space.activations)
         device = self.weights.device
@@ -306,7 +318,7 @@ class Step:
         self._places = torch.arange(size, device=device)
         self._share = torch.full((active, size), 1.0 / size, dtype=precise, device=device)
         self._minus_one = torch.full((active, size, 1), -1.0, dtype=precise, device=device)
-        self._counts = [size] * active
+        self._counted = [size] * active, [size] * active
 
     def receive(self, inputs: Tensor, labels: Tensor, index: Tensor) -> None:
         """Gather the batch from the samples `inputs`, `labels` at `index` (active * B,)."""
@@ -318,20 +330,40 @@ class Step:
         if self._gathered is not self.network.inputs:
             self.network.inputs.copy_(self._gathered)
 
-    def _count(self, counts: list[int]) -> None:
-        """Give each real sample its share of its client's mean; padding has none."""
-        if counts != self._counts:
-            real = torch.tensor(counts, dtype=self.precision, device=self.labels.device).unsqueeze(1)
-            torch.div(self._places < real, real, out=self._share)
-            self._counts = counts
+    def _count(self, counts: list[int], totals: list[int]) -> None:
+        """Give each real sample its share of its client's mean over `totals`; padding has none."""
+        if (counts, totals) != self._counted:
+            real, total = (
+                torch.tensor(numbers, dtype=self.precision, device=self.labels.device).unsqueeze(1)
+                for numbers in (counts, totals)
+            )
+            torch.div(self._places < real, total, out=self._share)
+            self._counted = counts, totals
 
-    def train(self, counts: list[int], generators: Sequence[torch.Generator], client: ClientModule) -> Tensor:
-        """Take the step; return the loss (active,) before it, penalties included."""
-        self._count(counts)
+    def train(self, batch: Batch, generators: Sequence[torch.Generator], client: ClientModule) -> Tensor:
+        """Take the step, or a part of it; return the loss (active,) before it, penalties included where it ends."""
+        loss = self._differentiate(batch, generators)
+        if batch.counts == batch.totals:
+            penalty = self._descend(client, self.weights, self.sent, self.grads, self.velocities)
+            return loss if penalty is None else loss + penalty
+        self.sums.add_(self.grads)
+        if batch.ends:
+            where = torch.tensor(batch.ends, device=loss.device)
+            weights, sent, grads, velocities = (m[where] for m in (self.weights, self.sent, self.sums, self.velocities))
+            penalty = self._descend(client, weights, sent, grads, velocities)
+            self.weights[where], self.velocities[where] = weights, velocities
+            self.sums[where] = 0
+            if penalty is not None:
+                loss[where] += penalty.to(loss.dtype)
+        return loss
+
+    def _differentiate(self, batch: Batch, generators: Sequence[torch.Generator]) -> Tensor:
+        """Write the gradients; return the loss (active,): the sum over the batch's samples over the step's number."""
+        self._count(batch.counts, batch.totals)
         network = self.network
         network.context.training = True
-        network.context.counts = counts
-        network.context.generators = generators[: len(counts)]
+        network.context.counts = batch.counts
+        network.context.generators = generators[: batch.active]
         scores = network.forward()
         log_p = torch.log_softmax(scores, -1, dtype=self.precision)
         labels = self.labels.unsqueeze(-1)
@@ -339,40 +371,47 @@ class Step:
         # d loss / d scores = share (softmax - one at the label)
         grad = log_p.exp_().scatter_add_(-1, labels, self._minus_one).mul_(self._share.unsqueeze(-1))
         network.backward(grad)
-        if client.terms:
-            loss = loss + self._penalise(client)
-        direction = self.grads
-        if client.momentum:
-            direction = self.velocities.mul_(client.momentum).add_(self.grads)
-        self.weights.add_(direction, alpha=-client.lr)
         return loss
 
-    def _penalise(self, client: ClientModule) -> Tensor:
-        """Return the penalties (active,) and add their gradients."""
-        penalty = torch.zeros((), dtype=self.weights.dtype, device=self.weights.device)
-        others = []
-        for term in client.terms:
-            if type(term) is Proximal:  # so common, and so simple, that autograd's fixed cost is saved
-                drift = self.weights - self.sent
-                penalty = penalty + 0.5 * term.mu * torch.linalg.vecdot(drift, drift)
-                self.grads.add_(drift, alpha=term.mu)
-            else:
-                others.append(term)
-        if others:
-            with torch.enable_grad():
-                x = self.weights.detach().requires_grad_()
-                values = torch.stack([term(x, self.sent) for term in others]).sum(0)
-                (grad,) = torch.autograd.grad(values.sum(), x)
-            penalty = penalty + values.detach()
-            self.grads.add_(grad)
+    @staticmethod
+    def _descend(
+        client: ClientModule, weights: Tensor, sent: Tensor, grads: Tensor, velocities: Tensor
+    ) -> Tensor | None:
+        """Move `weights` (rows, d) in place against `grads` and the penalties'; return the penalties (rows,) if any."""
+        penalty = penalise(client.terms, weights, sent, grads) if client.terms else None
+        direction = grads
+        if client.momentum:
+            direction = velocities.mul_(client.momentum).add_(grads)
+        weights.add_(direction, alpha=-client.lr)
         return penalty
 
     def evaluate(self, counts: list[int]) -> tuple[Tensor, Tensor, Tensor]:
         """Return the summed loss (active,), the class scores and the labels, padding labelled `PADDING`."""
-        self._count(counts)
+        self._count(counts, counts)
         self.network.context.training = False
         scores = self.network.forward()
         log_p = torch.log_softmax(scores, -1, dtype=self.precision)
         picked = log_p.gather(-1, self.labels.unsqueeze(-1)).squeeze(-1)
         real = self._share > 0
         return -(picked * real).sum(-1), scores, self.labels.masked_fill(~real, PADDING)
+
+
+def penalise(terms: Sequence[Regulariser], weights: Tensor, sent: Tensor, grads: Tensor) -> Tensor:
+    """Return the penalties (rows,) of `weights` (rows, d) and add their gradients to `grads` in place."""
+    penalty = torch.zeros((), dtype=weights.dtype, device=weights.device)
+    others = []
+    for term in terms:
+        if type(term) is Proximal:  # so common, and so simple, that autograd's fixed cost is saved
+            drift = weights - sent
+            penalty = penalty + 0.5 * term.mu * torch.linalg.vecdot(drift, drift)
+            grads.add_(drift, alpha=term.mu)
+        else:
+            others.append(term)
+    if others:
+        with torch.enable_grad():
+            x = weights.detach().requires_grad_()
+            values = torch.stack([term(x, sent) for term in others]).sum(0)
+            (grad,) = torch.autograd.grad(values.sum(), x)
+        penalty = penalty + values.detach()
+        grads.add_(grad)
+    return penalty
