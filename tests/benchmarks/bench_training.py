@@ -36,17 +36,20 @@ from jgesr_lightning.models import build_model
 from jgesr_lightning.runtime.launch import Launch, build_fabric
 from jgesr_lightning.runtime.sharding import assign
 from jgesr_lightning.training import ClientData, build_engine
+from jgesr_lightning.training.batches import BatchSize, part_size
 
 CLIENTS, KAPPA, LR = 20, 0.05, 0.01
 ENGINES = (("sequential", "sequential"), ("stacked", "stacked"))
 PARTS = ("train", "uplink", "aggregate", "evaluate", "log", "checkpoint")
-CASES = [  # network, batch size, mu of the proximal term
+CASES: list[tuple[str, BatchSize, float]] = [  # network, batch size, mu of the proximal term
     ("lenet", 64, 0.0),
     ("lenet", 32, 0.0),
     ("lenet", 10, 0.0),
     ("lenet", 10, 0.01),
+    ("lenet", "full", 1.0),
     ("fedavg_cnn", 64, 0.0),
     ("fedavg_cnn", 10, 0.0),
+    ("fedavg_cnn", "full", 1.0),
 ]
 FRACTIONS = {"lenet": 0.25, "fedavg_cnn": 0.08}
 """Of MNIST, such that the fastest row takes about a second."""
@@ -66,14 +69,15 @@ def load(fraction: float) -> tuple[list[ClientData], str]:
     raise SystemExit("no data")
 
 
-def plain_loop(data: list[ClientData], model: torch.nn.Module, batch: int, mu: float, epochs: int) -> None:
+def plain_loop(data: list[ClientData], model: torch.nn.Module, batch: BatchSize, mu: float, epochs: int) -> None:
     """Train each client as published code does."""
     criterion = torch.nn.CrossEntropyLoss()
     for own in data:
         net = copy.deepcopy(model)
         net.train()
         optimizer = torch.optim.SGD(net.parameters(), lr=LR)
-        loader = DataLoader(TensorDataset(own.train_inputs, own.train_labels), batch_size=batch, shuffle=True)
+        size = own.size if batch == "full" else batch
+        loader = DataLoader(TensorDataset(own.train_inputs, own.train_labels), batch_size=size, shuffle=True)
         for _ in range(epochs):
             for x, y in loader:
                 optimizer.zero_grad()
@@ -98,9 +102,10 @@ def peak_flops(seconds: float = 0.5) -> float:
     return 2 * 1024**3 / best
 
 
-def flops_per_sample(name: str, batch: int) -> float:
+def flops_per_sample(name: str, batch: BatchSize) -> float:
     """Return the operations of a forward and backward pass, the first layer's input needing no gradient."""
     net = build_model(name, 1, 28, 10)
+    batch = part_size(batch, "cpu")
     with FlopCounterMode(display=False) as counter:
         net(torch.randn(batch, 1, 28, 28)).sum().backward()
     return counter.get_total_flops() / batch
@@ -158,7 +163,7 @@ class Pool:
         return [self.done.get(timeout=600) for _ in self.orders]
 
     def run(
-        self, row: tuple, case: tuple[str, int, float], fraction: float, sizes: list[int], warm_up: bool = False
+        self, row: tuple, case: tuple[str, BatchSize, float], fraction: float, sizes: list[int], warm_up: bool = False
     ) -> float:
         """Return the seconds in which the processes of a row do the work of one round, or a warm-up."""
         _, what, processes, threads = row
@@ -190,7 +195,7 @@ def rows_for(cores: int, one_thread: bool) -> list[tuple[str, str, int, int]]:
 
 
 def table(
-    pool: Pool, cases: list[tuple[str, int, float]], fractions: dict[str, float], options: argparse.Namespace
+    pool: Pool, cases: list[tuple[str, BatchSize, float]], fractions: dict[str, float], options: argparse.Namespace
 ) -> None:
     """Print one block of rows a case."""
     rows = rows_for(len(pool.processes), options.one_thread)
