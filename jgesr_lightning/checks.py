@@ -6,10 +6,48 @@ import difflib
 import math
 from collections.abc import Iterable
 
+_OTHERS_SAY = {  # what it is called here: what others call it; a hint is given where the former is known
+    "local.lr": "learning_rate eta step_size lrate",
+    "local.batch_size": "batch bs batchsize",
+    "local.epochs": "local_epochs num_epochs local_steps",
+    "local.optimizer": "optimizer optimiser optim",
+    "local.weight_decay": "weight_decay wd l2 decay",
+    "local.schedule": "schedule scheduler lr_schedule lr_scheduler",
+    "local.clip": "clip grad_clip gradient_clipping max_norm",
+    "local.proximal_mu": "mu prox_mu fedprox_mu",
+    "data.name": "dataset data_set",
+    "data.root": "data_dir data_root data_path",
+    "data.kappa": "dirichlet dirichlet_alpha concentration",
+    "data.test_share": "test_size val_share test_split",
+    "model.name": "network net arch architecture",
+    "aggregator.name": "method algorithm strategy aggregation",
+    "rounds": "num_rounds communication_rounds global_epochs",
+    "clients": "num_clients n_clients",
+    "participation": "client_fraction sample_rate fraction_fit",
+    "seed": "random_seed random_state",
+    "channel.noise": "noise_level noise_std snr",
+    "channel.missing_rate": "missing drop_rate loss_rate packet_loss",
+    "runtime.devices": "gpus num_gpus n_gpus",
+    "runtime.accelerator": "device",
+    "runtime.precision": "dtype amp",
+    "output_dir": "output out out_dir save_dir",
+    "checkpoint.every": "save_every",
+    "evaluation.every": "eval_every",
+    "logging.project": "wandb_project",
+    "fedavg": "fed_avg mean average",
+    "accuracy/received": "received accuracy acc",
+    "accuracy/trained": "trained",
+}
+SYNONYMS = {word: name for name, words in _OTHERS_SAY.items() for word in words.split()}
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return ``" (did you mean 'x'?)"`` for the known word closest to `word`, or an empty string."""
-    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+
+def nearest(word: str, known: Iterable[str], *, synonyms_only: bool = False) -> str:
+    """Return ``" (did you mean 'x'?)"`` for the known word that means or looks like `word`, or an empty string."""
+    known = list(known)
+    meant = SYNONYMS.get(word.lower())
+    matches = [meant] if meant in known else []
+    if not matches and not synonyms_only:
+        matches = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 

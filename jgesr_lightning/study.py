@@ -23,7 +23,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -137,8 +137,8 @@ def load_study(name: str | Path, overrides: Sequence[str] = ()) -> tuple[str, li
             loaded[data, label] = load_config(content["base"], arguments)
         try:
             config = loaded[data, label]
-            channel = replace(config.channel, noise=float(noise), missing_rate=float(missing))
-            config = replace(config, channel=channel, seed=seed, name=cell)
+            channel = config.channel.replace(noise=float(noise), missing_rate=float(missing))
+            config = config.replace(channel=channel, seed=seed, name=cell)
         except ValueError as error:
             raise ConfigError(f"{path}: {error}") from None
         cells.append(Cell(cell, str(content["base"]), arguments, config))

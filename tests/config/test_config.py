@@ -1,4 +1,3 @@
-import dataclasses
 import logging
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from jgesr_lightning.config import (
     to_yaml,
 )
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 BASE = ROOT / "configs" / "base.yaml"
 SHIPPED = [file for file in sorted((ROOT / "configs").rglob("*.yaml")) if not {"sweeps", "studies"} & set(file.parts)]
 
@@ -71,8 +70,8 @@ def test_every_line_of_the_base_file_that_leaves_something_open_has_a_comment():
 
 def test_every_key_is_documented():
     for cls in (Config, *SECTIONS.values()):
-        for item in dataclasses.fields(cls):
-            assert item.name in cls.__doc__.partition("Attributes:")[2], f"{cls.__name__}.{item.name}"
+        for key, field in cls.model_fields.items():
+            assert field.description or key in SECTIONS, f"{cls.__name__}.{key}"
 
 
 def test_the_experiment_of_the_paper():
@@ -92,7 +91,7 @@ def test_dashes_and_order_make_no_difference():
     expected = load_config(BASE, ["local.lr=0.05", "seed=3"])
     assert (expected.local.lr, expected.seed) == (0.05, 3)
     assert load_config(BASE, ["--seed=3", "--local.lr=0.05"]) == expected
-    assert expected.local == dataclasses.replace(Config().local, lr=0.05)
+    assert expected.local == Config().local.replace(lr=0.05)
 
 
 @pytest.mark.parametrize(
@@ -450,7 +449,7 @@ def test_direct_construction_is_checked_too():
         Config(rounds=0)
     with pytest.raises(ValueError, match=r"rounds is '5'"):
         Config(rounds="5")
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    with pytest.raises(ValueError, match="frozen"):
         Config().seed = 3
 
 
@@ -487,9 +486,7 @@ odd = st.sampled_from(
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_yaml_of_a_configuration_reads_back_the_same(tmp_path, name, resume, tags, lr, seed):
     start = load_config(None, [f"local.lr={lr!r}", f"seed={seed}"])
-    config = dataclasses.replace(
-        start, name=name, resume=resume, logging=dataclasses.replace(start.logging, tags=tuple(tags))
-    )
+    config = start.replace(name=name, resume=resume, logging=start.logging.replace(tags=tuple(tags)))
     path = tmp_path / "again.yaml"
     path.write_text(to_yaml(config), encoding="utf-8")
     assert load_config(path) == config

@@ -1,7 +1,7 @@
 """The configuration of a run, read from YAML files with a base and from ``key=value`` arguments.
 
-Later layers win: the defaults of `jgesr_lightning.schema`, the files named by ``base:``, the file, the arguments.
-Every key is known, typed and checked before any work starts, and a wrong one is a `ConfigError` of one line.
+Later layers win: the defaults, the files named by ``base:``, the file, the arguments. Every key is known, typed and
+checked before any work starts, and a wrong one is a `ConfigError` of one line.
 """
 
 from __future__ import annotations
@@ -9,109 +9,72 @@ from __future__ import annotations
 import difflib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from jgesr_lightning import parsing
 from jgesr_lightning.checks import nearest
-from jgesr_lightning.schema import (
-    KEYS,
-    SECTIONS,
-    AggregatorConfig,
-    ChannelConfig,
-    CheckpointConfig,
-    Config,
-    ConfigError,
-    DataConfig,
-    EvaluationConfig,
-    LocalConfig,
-    LoggingConfig,
-    ModelConfig,
-    RuntimeConfig,
-    SeedsConfig,
-    method_settings,
-    setting_types_of,
-)
-
-__all__ = [
-    "KEYS",
-    "SECTIONS",
-    "AggregatorConfig",
-    "ChannelConfig",
-    "CheckpointConfig",
-    "Config",
-    "ConfigError",
-    "DataConfig",
-    "EvaluationConfig",
-    "LocalConfig",
-    "LoggingConfig",
-    "ModelConfig",
-    "RuntimeConfig",
-    "SeedsConfig",
-    "find_config",
-    "from_dict",
-    "load_config",
-    "parse_overrides",
-    "to_dict",
-    "to_yaml",
-]
+from jgesr_lightning.config import reading
+from jgesr_lightning.config.methods import method_settings, refuse_unknown, setting_types_of
+from jgesr_lightning.config.reading import Setting, located
+from jgesr_lightning.config.schema import KEYS, SECTIONS, AggregatorConfig, Config
+from jgesr_lightning.config.section import ConfigError
 
 logger = logging.getLogger(__name__)
 
 CONFIGS = Path("configs")
 
-
-class Entry(NamedTuple):
-    """One setting as it was written, and where."""
-
-    node: yaml.Node
-    where: str
+Layer = dict[str, Setting]
 
 
-Layer = dict[str, Entry]
-
-
-def load_config(path: str | Path | None, overrides: Iterable[str] = ()) -> Config:
+def load_config(
+    path: str | Path | None, overrides: Iterable[str] = (), settings: Mapping[str, Setting] | None = None
+) -> Config:
     """Return the checked configuration of a YAML file under overrides.
 
     Args:
         path: a YAML file, or the bare name of one in ``configs/`` (``mnist_s01``); None: the defaults alone.
         overrides: ``key=value`` or ``--key=value`` in any order; the last of two for one key wins. Those of the key
             ``_wandb``, which W&B's agents may add, are passed over.
+        settings: of another file (a study), one layer with the overrides, which win.
 
     Raises:
         ConfigError: anything wrong with the file, a key or a value, in one line.
     """
     try:
-        arguments = parse_overrides(overrides)
+        layer = {_known(key, setting.where): setting for key, setting in (settings or {}).items()}
+        layer |= parse_overrides(overrides)
         if path is None:
-            return _merge([], arguments, Config.name)
+            return _merge([], layer, "run")
         path = find_config(path)
-        return _merge(_file_layers(path), arguments, path.stem)
+        return _merge(_file_layers(path), layer, path.stem)
     except ConfigError:
         raise
     except OmegaConfBaseException as error:
         raise ConfigError(f"{path or 'configuration'}: {str(error).splitlines()[0]}") from None
+    except RecursionError:
+        raise ConfigError(f"{path or 'configuration'}: nested too deeply") from None
     except ValueError as error:
         raise ConfigError(error) from None
 
 
 def from_dict(values: Mapping[str, Any]) -> Config:
     """Return the configuration of nested plain values, as `to_dict` gives them."""
-    values = {key: value for key, value in values.items() if key not in SECTIONS} | {
-        key: _section(key, dict(values[key])) for key in SECTIONS if key in values
-    }
-    return Config(**values)
+    values = dict(values)
+    if "aggregator" in values:
+        settings = dict(values["aggregator"])
+        name = settings.pop("name", AggregatorConfig.model_fields["name"].default)
+        values["aggregator"] = {"name": name, "settings": settings}
+    built: dict[str, Any] = {key: SECTIONS[key](**value) if key in SECTIONS else value for key, value in values.items()}
+    return Config(**built)
 
 
 def to_dict(config: Config) -> dict[str, Any]:
     """Return nested plain values, the settings of the method beside its name."""
-    values = asdict(config)
+    values = config.model_dump()
     values["aggregator"] = {"name": config.aggregator.name, **config.aggregator.settings}
     values["logging"]["tags"] = list(config.logging.tags)
     return values
@@ -119,7 +82,7 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 def to_yaml(config: Config) -> str:
     """Return the resolved configuration as YAML text; `load_config` reads it back as an equal `Config`."""
-    return parsing.dump(to_dict(config))
+    return reading.dump(to_dict(config))
 
 
 def find_config(name: str | Path) -> Path:
@@ -140,7 +103,7 @@ def _search(name: str | Path) -> Path:
     path = Path(name).expanduser()
     if path.is_file():
         return path
-    folders = [CONFIGS, Path(__file__).parent.parent / CONFIGS]
+    folders = [CONFIGS, Path(__file__).parents[2] / CONFIGS]
     if not path.is_absolute():
         for folder in folders:
             for candidate in (Path(f"{path}.yaml"), folder / path, folder / f"{path}.yaml"):
@@ -161,16 +124,16 @@ def _file_layers(path: Path, read: dict[Path, bool] | None = None) -> list[Layer
     read[path.resolve()] = False
     layer: Layer = {}
     layers: list[Layer] = []
-    entries = list(parsing.leaves(parsing.read_tree(path), SECTIONS.__contains__, path))
+    entries = list(reading.leaves(reading.read_tree(path), SECTIONS.__contains__, path))
     if any(key.partition(".")[0] == "methods" for key, _ in entries):
         raise ConfigError(f"{path} is a study, not one run; it is run by: python -m jgesr_lightning study {path}")
     for key, node in entries:
-        where = parsing.place(path, node)
+        where = reading.place(path, node)
         if key != "base":
-            layer[_known(key, where)] = Entry(node, where)
+            layer[_known(key, where)] = Setting(node, where)
             continue
         nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
-        for name in (parsing.typed("base", entry, str) for entry in nodes):
+        for name in (reading.typed("base", entry, str) for entry in nodes):
             base = path.parent / name
             if not base.is_file():
                 options = [str(file.relative_to(path.parent)) for file in sorted(path.parent.glob("*.yaml"))]
@@ -192,7 +155,7 @@ def parse_overrides(overrides: Iterable[str]) -> Layer:
             continue
         if not equals or not key:
             raise ConfigError(f"{override!r} is no setting: write key=value, such as local.lr=0.05")
-        layer[_known(key, "")] = Entry(parsing.argument(value), "")
+        layer[_known(key, "")] = Setting(reading.argument(value))
     return layer
 
 
@@ -207,11 +170,10 @@ def _known(key: str, where: str) -> str:
         raise ConfigError(f"{at}{key} is a section; give its keys: {', '.join(keys)}{more}")
     if key == "base":
         raise ConfigError("base belongs into a file")
-    leaf = key.rpartition(".")[2]
+    section, leaf = key.partition(".")[0], key.rpartition(".")[2]
     same = [known for known in KEYS if known.rpartition(".")[2] == leaf]
-    close = nearest(key, [*KEYS, *SECTIONS])  # a misspelt word comes before a word that stands elsewhere
-    section = key.partition(".")[0]
-    moved = bool(same) and (section == leaf or section in SECTIONS)
+    close = nearest(leaf, KEYS, synonyms_only=True) or nearest(key, [*KEYS, *SECTIONS])
+    moved = bool(same) and (section == leaf or section in SECTIONS)  # a misspelt word comes before one from elsewhere
     hint = f" (did you mean {same[0]!r}?)" if moved or (same and not close) else close
     tops = [known for known in KEYS if "." not in known]
     known = f"; known: {', '.join([*tops, *(f'{section}.*' for section in SECTIONS)])}" if not hint else ""
@@ -220,65 +182,62 @@ def _known(key: str, where: str) -> str:
 
 def _merge(files: Sequence[Layer], overrides: Layer, stem: str) -> Config:
     """Merge the layers over the defaults, resolve ``${...}``, and check the result."""
-    merged = OmegaConf.create(
-        {key: asdict(SECTIONS[key]()) for key in SECTIONS if key != "aggregator"}
-        | {"aggregator": {"name": AggregatorConfig.name}}
-        | {item.name: item.default for item in fields(Config) if item.name not in SECTIONS}
-        | {"name": None}
-    )
-    origins: dict[str, str] = {}
+    merged = OmegaConf.create({key: {} for key in SECTIONS})
+    for key in KEYS:
+        section, _, leaf = key.rpartition(".")
+        default = (SECTIONS[section] if section else Config).model_fields[leaf].default
+        OmegaConf.update(merged, key, None if key == "name" else default)
+    places: dict[str, str] = {}
     settings: Layer = {}
     for layer in (*files, overrides):
-        own = {key: entry for key, entry in layer.items() if key not in KEYS}
-        before = str(OmegaConf.select(merged, "aggregator.name"))
-        for key in layer.keys() - own.keys():
-            origins[key] = layer[key].where
+        own = {key.removeprefix("aggregator."): entry for key, entry in layer.items() if key not in KEYS}
+        before = str(merged["aggregator"]["name"])
+        for key in layer.keys() & KEYS.keys():
+            places[key] = layer[key].where
             OmegaConf.update(merged, key, _value(key, layer[key], KEYS[key]))
-        after = str(OmegaConf.select(merged, "aggregator.name"))
+        after = str(merged["aggregator"]["name"])
+        places |= {f"aggregator.{key}": entry.where for key, entry in own.items()}
         try:
             settings = {**_carried(settings, before, after), **own}
-            _check_settings(settings, after)
+            refuse_unknown(settings, after)
         except ValueError as error:
-            places = {key: entry.where for key, entry in settings.items()}
-            raise ConfigError(_located(str(error), origins | places)) from None
-    if OmegaConf.is_missing(merged, "name") or merged["name"] is None:
+            raise ConfigError(located(str(error), places)) from None
+    if merged["name"] is None:
         merged["name"] = stem
-    defaults = method_settings(after)
     hints = KEYS | setting_types_of(after)
-    for key, default in defaults.items():
-        OmegaConf.update(merged, f"aggregator.{key}", default)
-    for key, entry in settings.items():
-        origins[key] = entry.where
-        OmegaConf.update(merged, key, _value(key, entry, hints[key]))
+    for leaf, default in method_settings(after).items():
+        key = f"aggregator.{leaf}"
+        OmegaConf.update(merged, key, _value(key, settings[leaf], hints[key]) if leaf in settings else default)
     try:
-        return from_dict(_resolved(merged, hints, origins))
+        return from_dict(_resolved(merged, hints, places))
     except ValueError as error:
-        raise ConfigError(_located(str(error), origins)) from None
+        raise ConfigError(located(str(error), places)) from None
 
 
-def _value(key: str, entry: Entry, hint: Any) -> Any:
+def _value(key: str, entry: Setting, hint: Any) -> Any:
     try:
-        return parsing.typed(key, entry.node, hint)
+        return reading.typed(key, entry.node, hint)
     except ValueError as error:
-        raise ConfigError(_located(str(error), {key: entry.where})) from None
+        raise ConfigError(located(str(error), {key: entry.where})) from None
 
 
-def _resolved(merged: DictConfig, hints: Mapping[str, Any], origins: Mapping[str, str]) -> dict[str, Any]:
+def _resolved(merged: DictConfig, hints: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, Any]:
     """Return plain values with every ``${...}`` replaced and read as the type of its key."""
     values: Any = OmegaConf.to_container(merged, resolve=False)
     for key, hint in hints.items():
         section, _, leaf = key.rpartition(".")
-        place = values[section] if section else values
-        if not parsing.is_interpolation(place[leaf]):
+        holder = values[section] if section else values
+        text = holder[leaf]
+        if not reading.is_interpolation(text):
             continue
         try:
             found = OmegaConf.select(merged, key)
             found = OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
         except OmegaConfBaseException as error:
-            raise ConfigError(_located(f"{key} is {place[leaf]!r}; {str(error).splitlines()[0]}", origins)) from None
-        if isinstance(found, dict) or parsing.is_interpolation(found):
-            raise ConfigError(_located(f"{key} is {place[leaf]!r}; this gives {found!r}, which is no value", origins))
-        place[leaf] = _value(key, Entry(parsing.scalar(found), origins.get(key, "")), hint)
+            raise ConfigError(located(f"{key} is {text!r}; {str(error).splitlines()[0]}", places)) from None
+        if isinstance(found, dict) or reading.is_interpolation(found):
+            raise ConfigError(located(f"{key} is {text!r}; this gives {found!r}, which is no value", places))
+        holder[leaf] = _value(key, Setting(reading.scalar(found), places.get(key, "")), hint)
     return dict(values)
 
 
@@ -291,55 +250,23 @@ def _carried(settings: Layer, before: str, after: str) -> Layer:
     if before == after or not settings:
         return settings
     old, new, hints = method_settings(before), method_settings(after), setting_types_of(before)
-
-    def values(keys: Iterable[str]) -> str:
-        changed = []
-        for key in keys:
-            leaf = key.removeprefix("aggregator.")
-            value = _value(key, settings[key], hints[key])
-            if value != old[leaf]:
-                changed.append(f"{leaf}={value}")
-        return ", ".join(changed)
-
-    missing = object()
-    kept = {
-        key: entry
-        for key, entry in settings.items()
-        if new.get(key.removeprefix("aggregator."), missing) == old[key.removeprefix("aggregator.")]
+    kept = {leaf: entry for leaf, entry in settings.items() if leaf in new and new[leaf] == old[leaf]}
+    values = {
+        leaf: _value(f"aggregator.{leaf}", entry, hints[f"aggregator.{leaf}"]) for leaf, entry in settings.items()
     }
-    dropped, still = values(settings.keys() - kept.keys()), values(kept)
-    if dropped:
-        source = settings[next(key for key in settings if key not in kept)].where.partition(", line")[0]
+
+    def changed(leaves: Iterable[str]) -> str:
+        return ", ".join(f"{leaf}={values[leaf]}" for leaf in leaves if values[leaf] != old[leaf])
+
+    dropped = [leaf for leaf in settings if leaf not in kept]
+    if changed(dropped):
+        source, still = settings[dropped[0]].where.partition(", line")[0], changed(kept)
         logger.warning(
             "aggregator.name=%s: settings of %s from %s not used: %s%s",
             after,
             before,
             source,
-            dropped,
+            changed(dropped),
             f"; kept: {still}" if still else "",
         )
     return kept
-
-
-def _check_settings(settings: Iterable[str], method: str) -> None:
-    """Raise ValueError for a setting that the method does not have."""
-    known = method_settings(method)
-    for key in settings:
-        leaf = key.removeprefix("aggregator.")
-        if leaf not in known:
-            options = ", ".join(known) or "none"
-            raise ValueError(f"{key} is no setting of {method}{nearest(leaf, known)}; its settings: {options}")
-
-
-def _located(message: str, origins: Mapping[str, str]) -> str:
-    """Return the message with the place where its key, the first word, was written."""
-    where = origins.get(message.split(" ", 1)[0], "")
-    return f"{message} ({where})" if where else message
-
-
-def _section(name: str, values: dict[str, Any]) -> Any:
-    if name == "aggregator":
-        return AggregatorConfig(values.pop("name"), values)
-    if name == "logging":
-        values["tags"] = tuple(values["tags"])
-    return SECTIONS[name](**values)

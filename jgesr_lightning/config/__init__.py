@@ -1,0 +1,63 @@
+"""What a run can be told, and reading it from YAML files and ``key=value`` arguments.
+
+`schema` holds every key, `loading` merges the layers of a run, `reading` reads every YAML file of the package, and
+`methods` gives the aggregation methods' settings. Nothing here imports torch before a name has to be looked up.
+"""
+
+from jgesr_lightning.config.loading import (
+    CONFIGS,
+    find_config,
+    from_dict,
+    load_config,
+    parse_overrides,
+    to_dict,
+    to_yaml,
+)
+from jgesr_lightning.config.methods import method_settings
+from jgesr_lightning.config.reading import Read, Setting, Settings, read_yaml
+from jgesr_lightning.config.schema import (
+    KEYS,
+    SECTIONS,
+    AggregatorConfig,
+    ChannelConfig,
+    CheckpointConfig,
+    Config,
+    DataConfig,
+    EvaluationConfig,
+    LocalConfig,
+    LoggingConfig,
+    ModelConfig,
+    RuntimeConfig,
+    SeedsConfig,
+)
+from jgesr_lightning.config.section import ConfigError, Section
+
+__all__ = [
+    "CONFIGS",
+    "KEYS",
+    "SECTIONS",
+    "AggregatorConfig",
+    "ChannelConfig",
+    "CheckpointConfig",
+    "Config",
+    "ConfigError",
+    "DataConfig",
+    "EvaluationConfig",
+    "LocalConfig",
+    "LoggingConfig",
+    "ModelConfig",
+    "Read",
+    "RuntimeConfig",
+    "Section",
+    "SeedsConfig",
+    "Setting",
+    "Settings",
+    "find_config",
+    "from_dict",
+    "load_config",
+    "method_settings",
+    "parse_overrides",
+    "read_yaml",
+    "to_dict",
+    "to_yaml",
+]

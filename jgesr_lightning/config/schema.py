@@ -1,0 +1,223 @@
+"""What a run can be told: every key once, with its type, default, bounds and meaning; each section checks itself."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from jgesr_lightning.checks import one_of
+from jgesr_lightning.config.methods import checked_settings, min_clients
+from jgesr_lightning.config.section import Section
+
+Positive = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0)]
+
+
+class DataConfig(Section):
+    """The data set and how it is shared out."""
+
+    section = "data"
+
+    name: str = Field("mnist", description="a data set of `jgesr_lightning.data`")
+    root: str | None = Field(None, description="folder of the data; None: the variable JGESR_DATA, else ``data``")
+    kappa: float = Field(0.05, gt=0, description="concentration of the Dirichlet partition by class")
+    fraction: float = Field(1.0, gt=0, le=1, description="part of the training data that is used")
+    min_samples: int = Field(20, ge=2, description="fewest samples of a client, its test share included")
+    test_share: float = Field(0.25, gt=0, lt=1, description="part of a client's samples kept for its local test")
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        from jgesr_lightning.data import DATASETS
+
+        one_of("data.name", name, DATASETS)
+        return name
+
+
+class ModelConfig(Section):
+    """The network."""
+
+    section = "model"
+
+    name: str = Field("lenet", description="a network of `jgesr_lightning.models`")
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        from jgesr_lightning.models import MODELS
+
+        one_of("model.name", name, MODELS)
+        return name
+
+
+class LocalConfig(Section):
+    """Training at the clients, by SGD. The paper gives no batch size: 128 brings FedAvg's row nearest to its own."""
+
+    section = "local"
+
+    epochs: int = Field(5, ge=1, description="passes over a client's training samples in each round")
+    batch_size: int = Field(128, ge=1, description="samples a step")
+    lr: float = Field(0.01, gt=0, description="learning rate")
+    momentum: float = Field(0.0, ge=0, lt=1, description="of SGD")
+    proximal_mu: float | None = Field(
+        None, ge=0, description="weight of mu/2 ||x - x_sent||^2; None: the method's own; 0: none"
+    )
+
+
+class ChannelConfig(Section):
+    """The uplink from the clients to the server."""
+
+    section = "channel"
+
+    noise: float = Field(0.1, ge=0, description="s; the noise on client k has the deviation s * mean|psi_k^(0)|")
+    missing_rate: float = Field(0.0, ge=0, lt=1, description="probability that an entry does not arrive")
+
+
+class AggregatorConfig(Section):
+    """The aggregation method at the server, with all its settings: what is not given is filled in."""
+
+    section = "aggregator"
+
+    name: str = Field("jgesr", description="a method of `jgesr_lightning.aggregators`")
+    settings: dict[str, Any] = Field(default_factory=dict, description="the method's own settings")
+
+    @model_validator(mode="after")
+    def _fill_in(self) -> Self:
+        self.__dict__["settings"] = checked_settings(self.name, self.settings)
+        return self
+
+
+class EvaluationConfig(Section):
+    """When accuracies are measured; the first and the last round always are."""
+
+    section = "evaluation"
+
+    every: int = Field(1, ge=1, description="rounds from one evaluation to the next")
+
+
+class RuntimeConfig(Section):
+    """Where the run computes; the words are those of Lightning Fabric."""
+
+    section = "runtime"
+
+    accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps"] = Field("auto", description="kind of device")
+    devices: Positive | Literal["auto"] = Field("auto", description="number of devices on each node")
+    num_nodes: int = Field(1, ge=1, description="number of machines")
+    precision: Literal["32-true", "bf16-mixed", "64-true"] = Field("32-true", description="of training")
+
+
+class CheckpointConfig(Section):
+    """When the run is saved; the last round always is."""
+
+    section = "checkpoint"
+
+    every: int = Field(1, ge=1, description="rounds from one checkpoint to the next")
+
+
+class LoggingConfig(Section):
+    """What is written beside summary.json and graphs.npz, and how much of it goes to W&B."""
+
+    section = "logging"
+
+    csv: bool = Field(True, description="whether metrics.csv and clients.csv are written")
+    wandb: bool = Field(True, description="whether W&B is used at all")
+    wandb_mode: Literal["auto", "online", "offline", "disabled"] = Field(
+        "auto", description="auto: online with a key and a network, else offline"
+    )
+    project: str = Field("jgesr_lightning", pattern=r"\S", description="W&B project")
+    group: str | None = Field(None, description="W&B group; None: one for all seeds of this configuration")
+    tags: tuple[str, ...] = Field((), strict=False, description="W&B tags")
+    graph_every: int = Field(5, ge=1, description="rounds from one picture of the graph to the next")
+
+
+class SeedsConfig(Section):
+    """Seeds of single sources of randomness, so that each can be varied alone; None: the run's `seed`."""
+
+    section = "seeds"
+
+    partition: Seed | None = Field(None, description="which client holds which samples")
+    initial: Seed | None = Field(None, description="the initial model")
+    channel: Seed | None = Field(None, description="noise and missing entries")
+    batches: Seed | None = Field(None, description="order of the samples in local training")
+
+
+class Config(Section):
+    """Everything that decides a run.
+
+    Raises:
+        ConfigError: a value that cannot be used, with its key and what would do.
+    """
+
+    name: str = Field("run", description="name of the run's folder; in a file, by default, the file's own name")
+    seed: int = Field(0, ge=0, description="seed of all randomness that `seeds` does not set apart")
+    rounds: int = Field(30, ge=1, description="R, rounds of training, upload and aggregation")
+    clients: int = Field(20, ge=1, description="K")
+    participation: float = Field(1.0, gt=0, le=1, description="part of the clients that take part in a round")
+    output_dir: str = Field("runs", pattern=r"\S", description="folder of all runs")
+    resume: str | None = Field(
+        None, description='None: start afresh; "auto": continue the run in its folder; or the folder of another run'
+    )
+    engine: Literal["auto", "sequential", "stacked"] = Field(
+        "auto", description="local training one client at a time, all at once, or the faster of the two"
+    )
+    deterministic: bool = Field(True, description="whether only operations that give the same bits are allowed")
+    nonfinite: Literal["drop", "raise"] = Field(
+        "drop", description="an upload with NaN or infinity is left out of its round, or ends the run"
+    )
+    data: DataConfig = Field(default_factory=DataConfig)
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    local: LocalConfig = Field(default_factory=LocalConfig)
+    channel: ChannelConfig = Field(default_factory=ChannelConfig)
+    aggregator: AggregatorConfig = Field(default_factory=AggregatorConfig)
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+    runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    logging: LoggingConfig = Field(default_factory=LoggingConfig)
+    seeds: SeedsConfig = Field(default_factory=SeedsConfig)
+
+    @field_validator("name")
+    @classmethod
+    def _names_a_folder(cls, name: str) -> str:
+        if not re.fullmatch(r"[^\s/\\.][^/\\\x00-\x1f]{0,199}", name) or name != name.strip():
+            raise ValueError(
+                f"name is {name!r}; it names the run's folder: up to 200 characters, no slash, no leading dot"
+            )
+        return name
+
+    @model_validator(mode="after")
+    def _enough_clients(self) -> Self:
+        needed = min_clients(self.aggregator.name)
+        if self.clients < needed:
+            raise ValueError(f"clients is {self.clients}; {self.aggregator.name} needs at least {needed} clients")
+        return self
+
+    @property
+    def folder(self) -> Path:
+        """The folder of this run, ``output_dir/name``."""
+        return Path(self.output_dir).expanduser() / self.name
+
+    def seed_of(self, purpose: str) -> int:
+        """Return the seed of one source of randomness: partition, initial, channel or batches."""
+        seed: int | None = getattr(self.seeds, purpose)
+        return self.seed if seed is None else seed
+
+
+SECTIONS: dict[str, type[Section]] = {
+    key: field.annotation
+    for key, field in Config.model_fields.items()
+    if isinstance(field.annotation, type) and issubclass(field.annotation, Section)
+}
+KEYS: dict[str, Any] = {
+    **{key: field.annotation for key, field in Config.model_fields.items() if key not in SECTIONS},
+    "name": str | None,
+    **{
+        f"{section}.{key}": field.annotation
+        for section, model in SECTIONS.items()
+        for key, field in model.model_fields.items()
+        if f"{section}.{key}" != "aggregator.settings"
+    },
+}
+"""Every key, dotted, with its type; the settings of the aggregation methods are known to the methods alone."""

@@ -1,0 +1,173 @@
+"""One reader for every YAML file: values as written, typed by a model, mistakes named with file and line."""
+
+from typing import Any, Literal
+
+import pytest
+import yaml
+from pydantic import Field
+
+from jgesr_lightning.config import ConfigError, Section, Setting, Settings, load_config, read_yaml
+
+
+class Inner(Section):
+    kind: Literal["slow", "fast"] = "slow"
+    weight: float = Field(1.0, gt=0, le=2)
+
+
+class Outer(Section):
+    seeds: list[int] = Field(default_factory=lambda: [0])
+    noise: list[float] = Field(default_factory=list)
+    rounds: int | None = None
+    project: str = "none"
+    on: bool = False
+    settings: Settings = Field(default_factory=dict)
+    methods: list[str] | dict[str, Settings] = Field(default_factory=dict)
+    inner: Inner = Inner()
+    anything: Any = None
+
+
+@pytest.fixture
+def read(tmp_path):
+    def read_text(text, encoding="utf-8"):
+        (tmp_path / "file.yaml").write_bytes(text if isinstance(text, bytes) else text.encode(encoding))
+        return read_yaml(tmp_path / "file.yaml", Outer)
+
+    return read_text
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "value"),
+    [
+        ("seeds: [010, 1_000]", "seeds", [10, 1000]),  # YAML 1.1 says 8
+        ("noise: [1e-3, 1]", "noise", [0.001, 1.0]),
+        ("project: no", "project", "no"),
+        ("project: 77950e8", "project", "77950e8"),
+        ("project: 2020-01-01", "project", "2020-01-01"),
+        ("on: yes", "on", True),
+        ("rounds: ~", "rounds", None),
+        ("inner: {kind: fast}", "inner", Inner(kind="fast")),
+        ("methods: [a, on]", "methods", ["a", "on"]),
+        ("anything: 0x1F", "anything", "0x1F"),
+        ("anything: [1, 1.5, true, x]", "anything", (1, 1.5, True, "x")),
+        ("", "seeds", [0]),
+        ("methods:", "methods", {}),
+    ],
+)
+def test_values_are_read_as_the_type_of_their_field(read, text, key, value):
+    found = getattr(read(text).values, key)
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "about"),
+    [
+        ("seeds: [0]\nrounds: 1:30\n", 2, "rounds is '1:30'; it must be a whole number or null"),  # YAML 1.1 says 90
+        ("noise:\n- 0.1\n- yes\n", 3, "noise[1] is 'yes'; it must be a number"),
+        ("\nsettings: [a]\n", 2, "settings is a list; it must be key: value pairs"),
+        ("\nseeds: {a: 1}\n", 2, "seeds holds keys of its own; it must be a list"),
+        ("\nseeds: 3\n", 2, "seeds is '3'; it must be a list"),
+        ("\nmethods: jgesr\n", 2, "methods is 'jgesr'; it must be a list such as [a,b] or key: value pairs"),
+        ("\nmethods: {a: [1]}\n", 2, "methods.a is a list; it must be key: value pairs"),
+        ("\nseds: [1]\n", 2, "unknown key seds (did you mean 'seeds'?); known: seeds, noise"),
+        ("inner:\n  wieght: 1\n", 2, "unknown key inner.wieght (did you mean 'weight'?)"),
+        ("inner:\n  weight: 3\n", 2, "inner.weight is 3.0; it must be a number, above 0 and at most 2"),
+        ("inner:\n  kind: fst\n", 2, "inner.kind is 'fst' (did you mean 'fast'?); it must be one of: slow, fast"),
+        ("\ninner: [a]\n", 2, "inner is a list; it must be key: value pairs"),
+        ("seeds: [1]\nseeds: [2]\n", 2, "seeds stands twice (first in line 1)"),
+        ("settings:\n  a: {b: 1}\n  a.b: 2\n", 3, "a.b stands twice (first in line 2)"),
+        ("settings:\n  a: [[1]]\n", 2, "settings.a must be a number, a word or a list"),
+        ("- a\n", 1, "must hold key: value pairs"),
+        ("\nproject: 'a\n", 3, "not valid YAML"),
+        ("project: *nowhere\n", 1, "undefined alias"),
+        ("inner: {<<: 3}\n", 1, "<< takes *anchor"),
+        ("rounds: ${seeds}\n", 1, "rounds is '${seeds}'; it must be a whole number or null"),
+    ],
+)
+def test_mistakes_are_named_with_file_and_line(read, tmp_path, text, line, about):
+    with pytest.raises(ConfigError) as caught:
+        read(text)
+    assert about in str(caught.value)
+    assert f"{tmp_path / 'file.yaml'}, line {line}" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "about"),
+    [
+        ("project: Zürich".encode("latin-1"), "not UTF-8 text (byte 10)"),
+        ("project: x".encode("utf-16"), "not UTF-8 text (byte 0)"),
+        (b"a: \x00", "special characters are not allowed"),
+        ("[" * 5000 + "]" * 5000, "nested too deeply"),
+        ("anything: &a [*a]", "nested too deeply"),
+        ("settings: {x: &a {y: *a}}", "nested too deeply"),
+        ("inner: &a\n  <<: *a\n", "nested too deeply"),
+    ],
+)
+def test_files_that_are_no_settings_are_one_line(read, content, about):
+    with pytest.raises(ConfigError) as caught:
+        read(content)
+    assert about in str(caught.value)
+    assert "file.yaml" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        read_yaml(tmp_path / "none.yaml", Outer)
+
+
+def test_merge_keys_are_merged_as_yaml_does(read):
+    text = """
+    settings: {seed: 1, local: {lr: 2}}
+    methods:
+      base: &base {alpha: 1, beta: 2, local: {lr: 3}}
+      more: &more {alpha: 7, gamma: 8}
+      one: {<<: *base, beta: 5}
+      two: {<<: [*more, *base]}
+    """
+    methods = read(text).values.methods
+    assert {key: str(value) for key, value in methods["one"].items()} == {"alpha": "1", "beta": "5", "local.lr": "3"}
+    assert {key: str(value) for key, value in methods["two"].items()} == {
+        "alpha": "7",
+        "beta": "2",
+        "gamma": "8",
+        "local.lr": "3",
+    }
+
+
+def test_a_run_may_merge_too(tmp_path):
+    (tmp_path / "run.yaml").write_text("local: &l {lr: 0.5, epochs: 2}\nseeds: {channel: 3}\nchannel: {noise: 0.3}\n")
+    assert load_config(tmp_path / "run.yaml").local.lr == 0.5
+    (tmp_path / "run.yaml").write_text("data: {<<: &d {kappa: 0.5}, fraction: 0.5}\n")
+    assert load_config(tmp_path / "run.yaml").data.kappa == 0.5
+
+
+def test_settings_keep_their_text_and_place_until_a_run_types_them(read, tmp_path):
+    found = read(
+        "settings:\n  local: {lr: 1e-1}\n  name: 010\n  logging.tags: [a, 1e5]\n  resume: ''\n"
+    ).values.settings
+    assert {key: str(value) for key, value in found.items()} == {
+        "local.lr": "1e-1",
+        "name": "010",
+        "logging.tags": "[a,1e5]",
+        "resume": "null",
+    }
+    config = load_config(None, ["name=mine"], found)
+    assert (config.local.lr, config.name, config.logging.tags, config.resume) == (0.1, "mine", ("a", "1e5"), "")
+    wrong = read("settings:\n  local:\n    lr: -1\n").values.settings
+    with pytest.raises(ConfigError, match=r"local.lr is -1.0; it must be a number, above 0 \(.*file.yaml, line 3\)"):
+        load_config(None, (), wrong)
+    unknown = read("settings: {learning_rate: 1}\n").values.settings
+    with pytest.raises(ConfigError, match=r"file.yaml, line 1: unknown key 'learning_rate' \(did you mean 'local.lr'"):
+        load_config(None, (), unknown)
+
+
+def test_places_of_every_value(read, tmp_path):
+    places = read("seeds:\n- 1\n- 2\ninner:\n  weight: 2\n").places
+    assert places["seeds[1]"] == f"{tmp_path / 'file.yaml'}, line 3"
+    assert places["inner.weight"] == f"{tmp_path / 'file.yaml'}, line 5"
+
+
+def test_a_setting_made_by_hand():
+    assert str(Setting(yaml.ScalarNode("tag:yaml.org,2002:str", "3"))) == "3"
