@@ -45,7 +45,7 @@ from jgesr_lightning.training import ClientData, build_engine, precision_remark
 DTYPES = {"32-true": torch.float32, "bf16-mixed": torch.float32, "64-true": torch.float64}
 FREE_ON_RESUME = (
     *("name", "output_dir", "resume", "rounds"),
-    *("engine", "deterministic", "runtime", "checkpoint", "logging"),
+    *("engine", "deterministic", "runtime", "checkpoint", "logging", "metric"),
 )
 """Keys that may differ between a checkpoint and the run that goes on from it: they do not change what is computed."""
 

@@ -15,7 +15,7 @@ SEEDS = ("seed", "seeds")
 
 _NO_INFLUENCE = (  # where, how fast and how often; not what comes out
     "name", "output_dir", "resume", "engine", "deterministic", "data.root", "evaluation", "checkpoint", "logging",
-    "runtime.accelerator", "runtime.devices", "runtime.num_nodes",
+    "metric", "runtime.accelerator", "runtime.devices", "runtime.num_nodes",
 )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from jgesr_lightning.config.methods import method_settings, refuse_unknown, sett
 from jgesr_lightning.config.reading import Setting, located
 from jgesr_lightning.config.schema import KEYS, SECTIONS, AggregatorConfig, Config
 from jgesr_lightning.config.section import ConfigError
+from jgesr_lightning.paths import PathError, user_path
 
 logger = logging.getLogger(__name__)
 
@@ -93,14 +94,15 @@ def find_config(name: str | Path) -> Path:
     """
     try:
         return _search(name)
-    except (OSError, RuntimeError) as error:  # too long for a file's name, or a home folder of nobody
+    except PathError as error:
+        raise ConfigError(f"no configuration file {name}: {error}") from None
+    except OSError as error:  # too long for a file's name
         shown = str(name) if len(str(name)) <= 100 else f"{str(name)[:100]}..."
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"no configuration file {shown} ({reason})") from None
+        raise ConfigError(f"no configuration file {shown} ({error.strerror})") from None
 
 
 def _search(name: str | Path) -> Path:
-    path = Path(name).expanduser()
+    path = user_path(name)
     if path.is_file():
         return path
     folders = [CONFIGS, Path(__file__).parents[2] / CONFIGS]
@@ -134,7 +136,7 @@ def _file_layers(path: Path, read: dict[Path, bool] | None = None) -> list[Layer
             continue
         nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
         for name in (reading.typed("base", entry, str) for entry in nodes):
-            base = path.parent / name
+            base = path.parent / user_path(name)
             if not base.is_file():
                 options = [str(file.relative_to(path.parent)) for file in sorted(path.parent.glob("*.yaml"))]
                 raise ConfigError(f"{where}: no base file {base}{nearest(name, options)}")
@@ -202,14 +204,18 @@ def _merge(files: Sequence[Layer], overrides: Layer, stem: str) -> Config:
             refuse_unknown(settings, after)
         except ValueError as error:
             raise ConfigError(located(str(error), places)) from None
-    if merged["name"] is None:
+    named = merged["name"] is not None
+    if not named:
         merged["name"] = stem
     hints = KEYS | setting_types_of(after)
     for leaf, default in method_settings(after).items():
         key = f"aggregator.{leaf}"
         OmegaConf.update(merged, key, _value(key, settings[leaf], hints[key]) if leaf in settings else default)
     try:
-        return from_dict(_resolved(merged, hints, places))
+        config = from_dict(_resolved(merged, hints, places))
+        if not named:
+            config.model_fields_set.discard("name")
+        return config
     except ValueError as error:
         raise ConfigError(located(str(error), places)) from None
 

@@ -6,12 +6,21 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from jgesr_lightning.checks import one_of
 from jgesr_lightning.config.methods import checked_settings, min_clients
 from jgesr_lightning.config.section import Section
+from jgesr_lightning.paths import user_path
 
+
+def _path(text: str) -> str:
+    """Return a path as it stands; ValueError where it names no place."""
+    user_path(text)
+    return text
+
+
+PathText = Annotated[str, AfterValidator(_path)]
 Positive = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0)]
 
@@ -22,7 +31,7 @@ class DataConfig(Section):
     section = "data"
 
     name: str = Field("mnist", description="a data set of `jgesr_lightning.data`")
-    root: str | None = Field(None, description="folder of the data; None: the variable JGESR_DATA, else ``data``")
+    root: PathText | None = Field(None, description="folder of the data; None: the variable JGESR_DATA, else ``data``")
     kappa: float = Field(0.05, gt=0, description="concentration of the Dirichlet partition by class")
     fraction: float = Field(1.0, gt=0, le=1, description="part of the training data that is used")
     min_samples: int = Field(20, ge=2, description="fewest samples of a client, its test share included")
@@ -115,6 +124,7 @@ class CheckpointConfig(Section):
     section = "checkpoint"
 
     every: int = Field(1, ge=1, description="rounds from one checkpoint to the next")
+    keep_trained: bool = Field(True, description="whether the last round's trained models are kept too; twice the size")
 
 
 class LoggingConfig(Section):
@@ -156,17 +166,19 @@ class Config(Section):
     rounds: int = Field(30, ge=1, description="R, rounds of training, upload and aggregation")
     clients: int = Field(20, ge=1, description="K")
     participation: float = Field(1.0, gt=0, le=1, description="part of the clients that take part in a round")
-    output_dir: str = Field("runs", pattern=r"\S", description="folder of all runs")
-    resume: str | None = Field(
+    output_dir: PathText = Field("runs", pattern=r"\S", description="folder of all runs")
+    resume: PathText | None = Field(
         None, description='None: start afresh; "auto": continue the run in its folder; or the folder of another run'
     )
     engine: Literal["auto", "sequential", "stacked"] = Field(
         "auto", description="local training one client at a time, all at once, or the faster of the two"
     )
     deterministic: bool = Field(True, description="whether only operations that give the same bits are allowed")
-    nonfinite: Literal["drop", "raise"] = Field(
-        "drop", description="an upload with NaN or infinity is left out of its round, or ends the run"
+    nonfinite: Literal["drop", "drop_all", "raise"] = Field(
+        "drop",
+        description="broken uploads are left out (drop: where others are left), or end the run",
     )
+    metric: str = Field("accuracy/received", pattern="^accuracy/.", description="what results lead with")
     data: DataConfig = Field(default_factory=DataConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)
     local: LocalConfig = Field(default_factory=LocalConfig)
@@ -182,9 +194,7 @@ class Config(Section):
     @classmethod
     def _names_a_folder(cls, name: str) -> str:
         if not re.fullmatch(r"[^\s/\\.][^/\\\x00-\x1f]{0,199}", name) or name != name.strip():
-            raise ValueError(
-                f"name is {name!r}; it names the run's folder: up to 200 characters, no slash, no leading dot"
-            )
+            raise ValueError("it names the run's folder: up to 200 characters, no slash, no leading dot")
         return name
 
     @model_validator(mode="after")
@@ -195,9 +205,14 @@ class Config(Section):
         return self
 
     @property
+    def named(self) -> bool:
+        """Whether the name was given, rather than taken from the configuration file's own."""
+        return "name" in self.model_fields_set
+
+    @property
     def folder(self) -> Path:
         """The folder of this run, ``output_dir/name``."""
-        return Path(self.output_dir).expanduser() / self.name
+        return user_path(self.output_dir) / self.name
 
     def seed_of(self, purpose: str) -> int:
         """Return the seed of one source of randomness: partition, initial, channel or batches."""

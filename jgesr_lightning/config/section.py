@@ -24,7 +24,7 @@ class Section(BaseModel):
     """Base of the sections: types are exact (1.5 is no whole number, "5" none either), keys are known, values stay.
 
     A key is one line, ``lr: float = Field(0.01, gt=0, description="learning rate")``; what takes more than bounds is a
-    validator that raises ValueError with the key first: ``name is 'a/b'; it ...``.
+    validator that raises ValueError with what would do, such as "it must be ..."; one of the whole model names its key.
 
     Class attributes:
         section: the section's own name, which messages put before its keys; empty at the top of a file.
@@ -101,7 +101,8 @@ def _complaint(model: type[Section], error: ValidationError, values: dict[str, A
     name = str(first["loc"][0]) if first["loc"] else ""
     key = dotted(model, name)
     if first["type"] == "value_error":  # a validator of ours
-        return str(first["ctx"]["error"])
+        reason = str(first["ctx"]["error"])
+        return f"{key} is {values[name]!r}; {reason}" if name and not reason.startswith(key) else reason
     if first["type"] == "extra_forbidden":
         fields = model.model_fields
         return f"unknown key {key!r}{nearest(name, fields)}; known: {', '.join(fields)}"

@@ -235,6 +235,10 @@ def test_values_are_read_as_the_type_of_their_key(override, key, value):
         "name=..",
         "name= x",
         "output_dir=",
+        "output_dir=~nobody_of_that_name/runs",
+        "resume=~nobody_of_that_name/runs/x",
+        "data.root=~nobody_of_that_name/data",
+        "metric=loss",
         "aggregator.alpha=much",
         "aggregator.alpha=-1",
         "aggregator.name=null",
@@ -456,6 +460,13 @@ def test_direct_construction_is_checked_too():
 def test_single_seeds_fall_back_on_the_seed_of_the_run():
     config = load_config(BASE, ["seed=3", "seeds.initial=5"])
     assert [config.seed_of(purpose) for purpose in ("partition", "initial", "channel", "batches")] == [3, 5, 3, 3]
+
+
+def test_whether_the_name_was_given(write):
+    path = write("rounds: 2\n")
+    assert [load_config(path).named, load_config(path, ["name=run"]).named] == [False, True]
+    assert load_config(path) == load_config(path, ["name=run"])
+    assert load_config(write("name: run\n")).named
 
 
 def test_run_folder():
