@@ -24,6 +24,7 @@ from jgesr_lightning.client import ClientModule
 from jgesr_lightning.config import Config, ConfigError, load_config, to_dict, to_yaml
 from jgesr_lightning.data import FederatedDataModule
 from jgesr_lightning.federation import Federation, FederationState, NonFiniteError
+from jgesr_lightning.identity import group_name
 from jgesr_lightning.layout import ParameterLayout
 from jgesr_lightning.models import build_model
 from jgesr_lightning.paths import user_path
@@ -41,6 +42,7 @@ from jgesr_lightning.runtime.launch import (
 from jgesr_lightning.runtime.sharding import PeerLostError, Sharding, assign, talking
 from jgesr_lightning.runtime.signals import StopRequest
 from jgesr_lightning.training import ClientData, build_engine, precision_remark
+from jgesr_lightning.wandb_names import PROJECT, Labels, labels
 
 DTYPES = {"32-true": torch.float32, "bf16-mixed": torch.float32, "64-true": torch.float64}
 FREE_ON_RESUME = (
@@ -100,8 +102,9 @@ def run(config: Config) -> Result:
         if not first_process():  # which says it for all
             return Result("failed", run_folder(config), 0)
         raise ConfigError(error) from error
-    data = _data(config)
     folder = run_folder(config)
+    _labels(config, folder)  # refused before any work
+    data = _data(config)
     if not first_process():
         try:
             return _run(config, folder, data, None, launch)
@@ -265,7 +268,7 @@ def _run(config: Config, folder: Path, data: FederatedDataModule, opening: Openi
     saver = Checkpoint(folder / "checkpoint", config.checkpoint.every, to_dict(config))
     # the orchestrator goes first and alone writes; saving goes last, when everything else has been told
     table = partition_table(data.classes, data.class_counts, sizes, test_sizes)
-    wandb_log = _wandb(config, folder, table)
+    wandb_log = _wandb(config, folder, table, files)
     observers = [Progress(), files, wandb_log, saver]
     orchestrator = RoundOrchestrator(layout, observers)
     fabric = build_fabric(launch, config.runtime.precision, [orchestrator, *observers])
@@ -405,18 +408,29 @@ def _facts(config: Config, folder: Path, deviation: float) -> dict[str, Any]:
     }
 
 
-def _wandb(config: Config, folder: Path, table: tuple[list[str], list[list[Any]]]) -> WandbLog:
+def _wandb(config: Config, folder: Path, table: tuple[list[str], list[list[Any]]], files: ResultFiles) -> WandbLog:
     return WandbLog(
         folder=folder,
-        run_name=folder.name,
-        project=config.logging.project,
+        labels=_labels(config, folder),
         config=to_dict(config),
-        group=config.logging.group,
-        tags=config.logging.tags,
         mode=config.logging.wandb_mode if config.logging.wandb else "disabled",
         graph_every=config.logging.graph_every,
         class_table=table,
+        announce=lambda facts: files.facts.update(wandb=dict(facts)),
     )
+
+
+def _labels(config: Config, folder: Path) -> Labels:
+    """Return what W&B files the run under; ConfigError for what it would refuse."""
+    logging = config.logging
+    if not logging.wandb:
+        return Labels(folder.name, PROJECT, "")
+    given = {"project": None if logging.project == PROJECT else logging.project, "group": logging.group}
+    defaults = {"name": folder.name, "group": group_name(to_dict(config))}
+    try:
+        return labels(given, logging.tags, defaults, os.environ)
+    except ValueError as error:
+        raise ConfigError(error) from None
 
 
 def _announce(config: Config, folder: Path, launch: Launch, engine: str, reason: str, layout: ParameterLayout) -> None:

@@ -88,13 +88,18 @@ def cell_label(config: Mapping[str, Any]) -> str:
 def group_name(config: Mapping[str, Any]) -> str:
     """Return a readable name shared by all seeds of a configuration and by no other, at most 128 characters.
 
-    >>> config = {"rounds": 30, "data": {"name": "mnist"}, "channel": {"noise": 0.1, "missing_rate": 0.0},
-    ...           "aggregator": {"name": "fedavg"}}
-    >>> group_name({**config, "seed": 1}) == group_name({**config, "seed": 2}) != group_name({**config, "rounds": 9})
+    The number of rounds is left out: a run that is resumed for more of them stays in its group.
+
+    >>> config = {"rounds": 30, "clients": 20, "data": {"name": "mnist"},
+    ...           "channel": {"noise": 0.1, "missing_rate": 0.0}, "aggregator": {"name": "fedavg"}}
+    >>> group_name({**config, "seed": 1}) == group_name({**config, "seed": 2, "rounds": 9})
     True
+    >>> group_name(config) == group_name({**config, "clients": 9})
+    False
     """
     text = f"{cell_label(config)} {method_label(config['aggregator'])}"
-    return f"{text[:120]} {digest(condition(config))}"
+    decisive = {key: value for key, value in condition(config).items() if key != "rounds"}
+    return f"{text[:120]} {digest(decisive)}"
 
 
 def _defaults(method: str) -> Mapping[str, Any]:

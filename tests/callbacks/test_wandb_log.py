@@ -2,19 +2,26 @@ import gc
 import json
 import logging
 import os
+import shlex
 import socket
 import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy
 import pytest
 import torch
 import wandb
 
-from jgesr_lightning.callbacks import wandb_log
-from jgesr_lightning.callbacks.wandb_log import WandbLog, has_key, reachable, resolve_mode
+from jgesr_lightning.callbacks import wandb_mode
+from jgesr_lightning.callbacks.wandb_log import WandbLog, sync_command
+from jgesr_lightning.callbacks.wandb_media import client_curves, client_order
+from jgesr_lightning.callbacks.wandb_mode import has_key, reachable, resolve_mode
+from jgesr_lightning.layout import ParameterLayout
 from jgesr_lightning.records import RoundRecord
+from jgesr_lightning.wandb_names import Labels
 from tests.callbacks.offline import records
 
 CONFIG = {
@@ -30,6 +37,7 @@ CONFIG = {
 @dataclass
 class State:
     round: int = 0
+    models: torch.Tensor = field(default_factory=lambda: torch.arange(12.0).reshape(3, 4))
     records: list[RoundRecord] = field(default_factory=list)
     graphs: dict[int, torch.Tensor] = field(default_factory=dict)
     layer_graphs: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -46,12 +54,18 @@ def _clean_environment(monkeypatch, tmp_path):
 
 def fake_federation(rounds=4, rank_zero=True):
     return SimpleNamespace(
-        rounds=rounds, fabric=SimpleNamespace(is_global_zero=rank_zero), aggregator=SimpleNamespace(mixing=False)
+        rounds=rounds,
+        fabric=SimpleNamespace(is_global_zero=rank_zero),
+        aggregator=SimpleNamespace(mixing=False),
+        sharding=SimpleNamespace(gather=lambda values: values.double()),
+        layout=ParameterLayout(("weight", "bias"), (torch.Size([1, 3]), torch.Size([1])), 4),
     )
 
 
 def record_of(number):
-    return RoundRecord(number, metrics={"accuracy/received": [0.1, 0.5, 0.9, 0.7, 0.8][number % 5], "loss/train": 1.0})
+    value = [0.1, 0.5, 0.9, 0.7, 0.8][number % 5]
+    clients = {"accuracy/received": [value - 0.1, value, value + 0.1], "loss/train": [1.0, 2.0, 3.0]}
+    return RoundRecord(number, metrics={"accuracy/received": value, "loss/train": 1.0}, clients=clients)
 
 
 def graph_of(number):
@@ -86,13 +100,28 @@ def nested(items):
 def read_back(folder):
     """Return what the offline files under a run's folder hold, in order of their making."""
     wandb.teardown()  # ends W&B's own process, which writes the files in its own time
-    found = SimpleNamespace(config={}, history=[], summary={}, exits=[], metrics=[], runs=[], preempting=0, media=[])
+    found = SimpleNamespace(
+        config={},
+        history=[],
+        summary={},
+        exits=[],
+        metrics=[],
+        runs=[],
+        preempting=0,
+        media=[],
+        alerts=[],
+        artifacts=[],
+    )
     for path in sorted(folder.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns):
         for record in records(path):
             kind = record.WhichOneof("record_type")
             if kind == "run":
                 found.runs.append(record.run)
                 found.config |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
+            elif kind == "config":
+                found.config |= {
+                    "/".join(item.nested_key): json.loads(item.value_json) for item in record.config.update
+                }
             elif kind == "history":
                 found.history.append(nested(record.history.item))
             elif kind == "summary":
@@ -100,7 +129,14 @@ def read_back(folder):
             elif kind == "exit":
                 found.exits.append(record.exit.exit_code)
             elif kind == "metric":
-                found.metrics.append((record.metric.name or record.metric.glob_name, record.metric.step_metric))
+                wanted = record.metric.summary
+                summary = {name for name in ("last", "max", "min") if getattr(wanted, name)}
+                name = record.metric.name or record.metric.glob_name
+                found.metrics.append((name, record.metric.step_metric, summary))
+            elif kind == "alert":
+                found.alerts.append((record.alert.title, record.alert.level))
+            elif kind == "artifact":
+                found.artifacts.append(record.artifact)
             elif kind == "preempting":
                 found.preempting += 1
     found.media = sorted(
@@ -110,26 +146,22 @@ def read_back(folder):
 
 
 def make(folder, **changes):
-    settings = {
-        "run_name": "tiny",
-        "project": "p",
-        "config": CONFIG,
-        "mode": "offline",
-        "graph_every": 2,
-        "tags": ["t"],
-    }
-    return WandbLog(folder, **(settings | changes))
+    labels = Labels("tiny", "p", "mnist s=0.1 jgesr", tags=("t",))
+    return WandbLog(folder, **({"labels": labels, "config": CONFIG, "mode": "offline", "graph_every": 2} | changes))
 
 
 def test_offline_files_hold_config_curves_graph_and_class_table(tmp_path):
     folder = tmp_path / "runs" / "tiny"  # not there yet
-    table = (["client", "train", "test", "zero", "one"], [[0, 6, 2, 8, 0], [1, 3, 1, 0, 4]])
+    table = (["client", "train", "test", "zero", "one"], [[0, 6, 2, 8, 0], [1, 3, 1, 0, 4], [2, 3, 1, 4, 0]])
     drive(make(folder, class_table=table), fake_federation(), State(), 4)
     found = read_back(folder)
     assert found.config["aggregator"] == {"name": "jgesr", "alpha": 0.05}
     assert [row["round"] for row in found.history] == [0, 1, 2, 3, 4]
     assert [row["accuracy/received"] for row in found.history] == [0.1, 0.5, 0.9, 0.7, 0.8]
-    assert dict(found.metrics)["*"] == "round"
+    metrics = {name: (step, summary) for name, step, summary in found.metrics}
+    assert metrics["*"] == ("round", set())
+    assert metrics["accuracy/received"] == ("round", {"last", "max"})
+    assert metrics["loss/train"] == ("round", {"last"})
     assert [row["round"] for row in found.history if "graph/picture" in row] == [2, 4]
     pictures = [path for path in found.media if path.endswith(".png")]
     assert len(pictures) == 2
@@ -148,18 +180,17 @@ def test_offline_files_hold_config_curves_graph_and_class_table(tmp_path):
     assert found.preempting == 0
     (run,) = found.runs
     assert (run.display_name, run.project, list(run.tags)) == ("tiny", "p", ["t"])
-    assert run.run_group.startswith("mnist s=0.1 jgesr ")
+    assert run.run_group == "mnist s=0.1 jgesr"
     assert run.run_id == (folder / "wandb_run_id").read_text().strip()
     assert not (Path.home() / ".local").exists()  # what offline tables need for a later sync is in the run's folder
     assert "WANDB_DATA_DIR" not in os.environ
 
 
 def test_graphs_of_single_layers_are_logged_beside_the_whole(tmp_path):
-    state = State(round=2, graphs={2: graph_of(2)}, layer_graphs={2: torch.stack([graph_of(5), graph_of(6)])})
+    layers = {2: torch.stack([graph_of(5), graph_of(6)])}
+    state = State(round=2, records=[record_of(2)], graphs={2: graph_of(2)}, layer_graphs=layers)
     log = make(tmp_path)
-    federation = fake_federation()
-    log.on_federation_start(federation, state)
-    log.on_round_end(federation, state, record_of(2))
+    log.on_federation_start(fake_federation(), state)
     log.close(exit_code=0)
     (row,) = read_back(tmp_path).history
     assert row["graph/layers"]["count"] == 2
@@ -217,15 +248,17 @@ def test_the_run_goes_on_without_wandb_but_a_sweep_does_not(tmp_path, monkeypatc
     assert "no room left" in line
     monkeypatch.setenv("WANDB_SWEEP_ID", "abc")
     with pytest.raises(RuntimeError, match="sweep"):
-        make(tmp_path).on_federation_start(fake_federation(), State())
+        drive(make(tmp_path), fake_federation(), State(), 2)
 
 
 def test_a_failure_in_the_middle_ends_logging_not_the_run(tmp_path, monkeypatch, caplog):
     log, state, federation = make(tmp_path), State(), fake_federation()
     log.on_federation_start(federation, state)
+    assert log._ready(wait=60)
     monkeypatch.setattr(log._run, "log", lambda *args, **kwargs: 1 / 0)
-    log.on_round_end(federation, state, record_of(0))
-    log.on_round_end(federation, state, record_of(1))
+    for number in (0, 1):
+        state.records.append(record_of(number))
+        log.on_round_end(federation, state, state.records[-1])
     log.on_federation_end(federation, state, "finished")
     assert sum("ZeroDivisionError" in record.getMessage() for record in caplog.records) == 1
     assert read_back(tmp_path).exits == [1]
@@ -234,6 +267,7 @@ def test_a_failure_in_the_middle_ends_logging_not_the_run(tmp_path, monkeypatch,
 def test_two_hundred_rounds_leave_no_figures_and_no_handles(tmp_path):
     log, state, federation = make(tmp_path, graph_every=10), State(), fake_federation(rounds=200)
     log.on_federation_start(federation, state)
+    assert log._ready(wait=60)
 
     def figures_and_handles():
         gc.collect()
@@ -243,7 +277,8 @@ def test_two_hundred_rounds_leave_no_figures_and_no_handles(tmp_path):
     counted = []
     for number in range(1, 201):
         state.graphs = {number: graph_of(number)}
-        log.on_round_end(federation, state, record_of(number))
+        state.records.append(record_of(number))
+        log.on_round_end(federation, state, state.records[-1])
         if number in (40, 200):
             counted.append(figures_and_handles())
     log.on_federation_end(federation, state, "finished")
@@ -252,23 +287,148 @@ def test_two_hundred_rounds_leave_no_figures_and_no_handles(tmp_path):
 
 
 def test_mode_auto(monkeypatch):
-    monkeypatch.setattr(wandb_log, "has_key", lambda url: True)
-    monkeypatch.setattr(wandb_log, "reachable", lambda url: True)
+    monkeypatch.setattr(wandb_mode, "has_key", lambda url: True)
+    monkeypatch.setattr(wandb_mode, "reachable", lambda url: True)
     assert resolve_mode("auto") == ("online", "")
-    monkeypatch.setattr(wandb_log, "reachable", lambda url: False)
+    monkeypatch.setattr(wandb_mode, "reachable", lambda url: False)
     mode, reason = resolve_mode("auto")
     assert mode == "offline"
     assert "not answering within 2 s" in reason
     assert resolve_mode("auto", sweep=True) == ("online", "")
     assert resolve_mode("online") == ("online", "")
-    monkeypatch.setattr(wandb_log, "reachable", lambda url: True)
-    monkeypatch.setattr(wandb_log, "has_key", lambda url: False)
+    monkeypatch.setattr(wandb_mode, "reachable", lambda url: True)
+    monkeypatch.setattr(wandb_mode, "has_key", lambda url: False)
     mode, reason = resolve_mode("auto")
     assert mode == "offline"
     assert "no API key" in reason
     for named, mode in {"dryrun": "offline", "disabled": "disabled", "online": "online"}.items():
         monkeypatch.setenv("WANDB_MODE", named)
         assert resolve_mode("auto") == (mode, "")
+
+
+def test_each_clients_curve_is_a_table_and_a_plot(tmp_path):
+    drive(make(tmp_path), fake_federation(), State(), 4)
+    found = read_back(tmp_path)
+    row = found.history[-1]
+    (path,) = tmp_path.glob(f"wandb/offline-run-*/files/{row['clients/rounds']['path']}")
+    logged = json.loads(path.read_text())
+    assert logged["columns"] == ["round", "client", "accuracy/received", "loss/train"]
+    assert len(logged["data"]) == 5 * 3
+    assert logged["data"][-1] == [4, "002", pytest.approx(0.9), 3.0]
+    panel = found.config["_wandb/visualize/clients/accuracy"]["panel_config"]["fieldSettings"]
+    assert panel == {"x": "round", "y": "accuracy/received", "stroke": "client"}
+
+
+def test_long_runs_of_many_clients_fit_a_table_and_end_with_the_last_round(monkeypatch):
+    monkeypatch.setattr("jgesr_lightning.callbacks.wandb_media.MAX_ROWS", 10)
+    data = client_curves([record_of(number) for number in range(11)])["clients/rounds"].data
+    assert sorted({row[0] for row in data}) == [2, 6, 10]  # three rounds of three clients
+
+
+def test_all_pictures_of_a_run_have_the_clients_in_one_order(tmp_path, monkeypatch):
+    orders = []
+    monkeypatch.setattr("jgesr_lightning.reporting.plots.graph_heatmap", lambda graph, order, *_: orders.append(order))
+    monkeypatch.setattr("jgesr_lightning.reporting.plots.to_pixels", lambda figure: torch.zeros(2, 2, 3).byte().numpy())
+    # clients 0 and 2 hold class a, client 1 class b, whatever the graphs of the rounds look like
+    table = (["client", "train", "test", "a", "b"], [[0, 6, 2, 8, 0], [1, 3, 1, 0, 4], [2, 9, 3, 12, 1]])
+    state = State()
+    drive(make(tmp_path, class_table=table, graph_every=1), fake_federation(), state, 2, status="stopped")
+    drive(make(tmp_path, class_table=table, graph_every=1), fake_federation(), state, 4)
+    assert orders == [[0, 2, 1]] * 4
+    assert client_order(None, 3) == [0, 1, 2]
+
+
+def test_training_does_not_wait_for_wandb(tmp_path, monkeypatch):
+    release, begin = threading.Event(), wandb.init
+
+    def slow(**settings):
+        assert release.wait(60)
+        return begin(**settings)
+
+    monkeypatch.setattr(wandb, "init", slow)
+    told = []
+    log, state, federation = make(tmp_path, announce=told.append), State(), fake_federation()
+    log.on_federation_start(federation, state)
+    for number in range(3):
+        state.records.append(record_of(number))
+        log.on_round_end(federation, state, state.records[-1])  # returns, although W&B has not started
+    assert (log.logger, told) == (None, [])
+    release.set()
+    log.on_federation_end(federation, state, "finished")
+    found = read_back(tmp_path)
+    assert [row["round"] for row in found.history] == [0, 1, 2]
+    (facts,) = told
+    (folder,) = tmp_path.glob("wandb/offline-run-*")
+    assert facts == {
+        "id": found.runs[0].run_id, "mode": "offline", "project": "p", "group": "mnist s=0.1 jgesr",
+        "sync": f"wandb sync {folder}",
+    }  # fmt: skip
+
+
+def test_a_run_that_fails_while_wandb_starts_is_marked_failed(tmp_path):
+    log, state = make(tmp_path), State()
+    log.on_federation_start(fake_federation(), state)
+    state.records.append(record_of(0))
+    log.close(exit_code=1)
+    found = read_back(tmp_path)
+    assert found.exits == [1]
+    assert [row["round"] for row in found.history] == [0]
+    log.close(exit_code=0)  # has ended: nothing to do
+
+
+def test_alerts_tell_of_a_diverged_solver_once_and_of_an_early_stop(tmp_path):
+    state = State()
+    log, federation = make(tmp_path), fake_federation()
+    log.on_federation_start(federation, state)
+    for number in range(3):
+        state.records.append(record_of(number))
+        state.records[-1].info["reason"] = "diverged" if number else "converged"
+        log.on_round_end(federation, state, state.records[-1])
+    log.on_federation_end(federation, state, "stopped")
+    assert read_back(tmp_path).alerts == [("solver diverged", "ERROR"), ("run stopped early", "WARN")]
+    drive(make(tmp_path / "well"), fake_federation(), State(), 1)
+    assert read_back(tmp_path / "well").alerts == []
+
+
+def test_final_models_and_graph_are_an_artifact_where_asked_for(tmp_path):
+    drive(make(tmp_path / "without"), fake_federation(), State(), 2)
+    assert {one.type for one in read_back(tmp_path / "without").artifacts} == {"run_table"}
+    state = State()
+    drive(make(tmp_path, artifacts=True), fake_federation(rounds=2), state, 2)
+    (artifact,) = [one for one in read_back(tmp_path).artifacts if one.type == "model"]
+    files = {entry.path: Path(entry.local_path) for entry in artifact.manifest.contents}
+    assert set(files) == {"models.pt", "graph.npy"}
+    kept = torch.load(files["models.pt"], weights_only=True)
+    assert kept["weight"].tolist() == [[[0.0, 1.0, 2.0]], [[4.0, 5.0, 6.0]], [[8.0, 9.0, 10.0]]]
+    assert kept["bias"].flatten().tolist() == [3.0, 7.0, 11.0]
+    assert numpy.load(files["graph.npy"]).tolist() == graph_of(2).tolist()
+
+
+def test_code_is_kept_where_asked_for(tmp_path):
+    drive(make(tmp_path, save_code=True), fake_federation(), State(), 1)
+    (artifact,) = [one for one in read_back(tmp_path).artifacts if one.type == "code"]
+    assert "study.py" in " ".join(entry.path for entry in artifact.manifest.contents)
+
+
+def test_labels_reach_wandb(tmp_path):
+    labels = Labels("n", "p", "g", entity="team", job_type="ablation", notes="why", tags=("a", "b"))
+    drive(make(tmp_path, labels=labels), fake_federation(), State(), 0)
+    (run,) = read_back(tmp_path).runs
+    assert (run.display_name, run.project, run.run_group, run.entity) == ("n", "p", "g", "team")
+    assert (run.job_type, run.notes, list(run.tags)) == ("ablation", "why", ["a", "b"])
+
+
+def test_the_command_that_sends_a_resumed_run_names_all_its_folders(tmp_path):
+    folder = tmp_path / "a run"
+    state, told = State(), []
+    drive(make(folder), fake_federation(), state, 2, status="stopped")
+    wandb.teardown()
+    time.sleep(1.1)  # W&B names folders by the second
+    drive(make(folder, announce=told.append), fake_federation(), state, 4)
+    parts = sorted(str(path) for path in folder.glob("wandb/offline-run-*"))
+    assert len(parts) == 2
+    assert shlex.split(told[0]["sync"]) == ["wandb", "sync", *parts]
+    assert sync_command(folder, "another") == "wandb sync"
 
 
 def test_offline_by_itself_says_why_and_how_to_send_it(tmp_path, caplog):

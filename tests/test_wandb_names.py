@@ -1,0 +1,63 @@
+"""What a W&B run is filed under: user before environment before defaults, and what W&B would refuse."""
+
+import pytest
+import wandb
+
+from jgesr_lightning.wandb_names import Labels, check, check_tags, labels
+
+DEFAULTS = {"name": "tiny", "group": "all seeds"}
+VARIABLES = {
+    "WANDB_NAME": "n", "WANDB_PROJECT": "p", "WANDB_RUN_GROUP": "g", "WANDB_ENTITY": "e", "WANDB_JOB_TYPE": "j",
+    "WANDB_NOTES": "why", "WANDB_TAGS": "a, b,,",
+}  # fmt: skip
+
+
+def test_defaults_alone():
+    assert labels({}, (), DEFAULTS, {}) == Labels("tiny", "jgesr_lightning", "all seeds")
+    assert labels({}, (), DEFAULTS, dict.fromkeys(VARIABLES, "")) == labels({}, (), DEFAULTS, {})
+
+
+def test_the_environment_rules_over_defaults():
+    assert labels({}, (), DEFAULTS, VARIABLES) == Labels("n", "p", "g", "e", "j", "why", ("a", "b"))
+
+
+def test_and_yields_to_what_the_user_set():
+    given = {"name": "N", "project": "P", "group": "G", "entity": "E", "job_type": "J", "notes": "W"}
+    assert labels(given, ["T"], DEFAULTS, VARIABLES) == Labels("N", "P", "G", "E", "J", "W", ("T",))
+    assert labels({"project": "jgesr_lightning"}, (), DEFAULTS, VARIABLES).project == "jgesr_lightning"
+
+
+@pytest.mark.parametrize("project", ["a/b", "a\\b", "a#b", "a?", "50%", "a:b", "x" * 129])
+def test_projects_that_wandb_refuses_are_refused(project):
+    with pytest.raises(wandb.errors.UsageError):  # by its own check
+        wandb.Settings(project=project)
+    with pytest.raises(ValueError, match=r"logging\.project is"):
+        check("project", project, "logging.project")
+    with pytest.raises(ValueError, match="WANDB_PROJECT is"):
+        labels({}, (), DEFAULTS, {"WANDB_PROJECT": project})
+
+
+@pytest.mark.parametrize("tag", ["", "x" * 65])
+def test_tags_that_wandb_refuses_are_refused(tag):
+    with pytest.raises(ValueError, match="1 and 64"):
+        wandb.Settings(run_tags=("good", tag))
+    with pytest.raises(ValueError, match="1 to 64 characters"):
+        check_tags(("good", tag))
+    check_tags(("x" * 64,))
+    wandb.Settings(run_tags=("x" * 64,))
+
+
+@pytest.mark.parametrize("key", ["name", "group", "job_type", "entity"])
+def test_other_names_have_a_length(key):
+    check(key, "x" * 128, key)
+    for wrong in ("x" * 129, "", "  ", "two\nlines"):
+        with pytest.raises(ValueError):
+            check(key, wrong, key)
+    check(key, None, key)
+    check("notes", "several\nlines" * 100, "logging.notes")
+
+
+def test_a_message_stays_one_short_line():
+    with pytest.raises(ValueError) as caught:
+        check("group", "x" * 5000, "logging.group")
+    assert len(str(caught.value)) < 150 and "5000 characters" in str(caught.value)
