@@ -157,9 +157,9 @@ def data(arguments: Sequence[str]) -> int:
         found = load_dataset(config.data.name, config.data.root)
     except DataError as error:
         raise ConfigError(error) from None
-    shape = " x ".join(str(size) for size in found.train_images.shape[1:])
+    shape = " x ".join(str(size) for size in found.train_inputs.shape[1:])
     print(
-        f"{found.name}: {len(found.train_images)} training and {len(found.test_images)} test images of {shape}, "
+        f"{found.name}: {len(found.train_inputs)} training and {len(found.test_inputs)} test images of {shape}, "
         f"{len(found.classes)} classes; data folder {data_root(config.data.root)}"
     )
     return 0

@@ -38,6 +38,6 @@ def test_unknown_name_lists_the_known_ones():
         build_model("lenett", 1, 28, 10)
 
 
-def test_images_too_small():
+def test_inputs_too_small():
     with pytest.raises(ValueError, match="12 pixels"):
         build_model("lenet", 1, 12, 10)

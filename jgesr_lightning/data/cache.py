@@ -23,9 +23,10 @@ from jgesr_lightning.paths import cache_home
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1  # raise it when decoding changes: older files are then remade
+FORMAT = 2  # raise it when decoding changes: older files are then remade
 WAIT_SECONDS = 600.0
-TENSORS = ("train_images", "train_labels", "test_images", "test_labels", "mean", "std")
+TENSORS = ("train_inputs", "train_labels", "test_inputs", "test_labels", "mean", "std")
+OPTIONAL = ("train_clients", "test_clients")
 
 
 def source_key(name: str, root: Path, files: Sequence[Path]) -> str:
@@ -55,35 +56,51 @@ def cached(name: str, root: Path, key: str, decode: Callable[[], RawDataset]) ->
     for path in paths:
         if (dataset := read_cache(path, key)) is not None:
             return dataset
+    dataset = None
     for path in paths:
         with contextlib.ExitStack() as held:
             if not _made(path.parent) or not held.enter_context(locked(path.with_suffix(".lock"))):
                 continue
-            if (dataset := read_cache(path, key)) is not None:  # another process made it meanwhile
-                return dataset
-            log.warning("Decoding %s once; %s will keep the result", name, path)
-            dataset = decode()
+            if (kept := read_cache(path, key)) is not None:  # another process made it meanwhile
+                return kept
+            if dataset is None:
+                log.warning("Decoding %s once; %s will keep the result", name, path)
+                dataset = decode()
             try:
                 write_cache(path, key, dataset)
             except (OSError, RuntimeError) as error:  # torch.save turns a full disk into a RuntimeError
                 log.warning("Could not write the cache %s (%s); going on without it", path, error)
+                continue
             return read_cache(path, key) or dataset
-    log.warning("No folder for a cache of %s can be written; decoding it at every start", name)
-    return decode()
+    if dataset is None:
+        log.warning("No folder for a cache of %s can be written; decoding it at every start", name)
+        dataset = decode()
+    return dataset
 
 
 def read_cache(path: Path, key: str) -> RawDataset | None:
-    """Return what a cache file holds, mapped into memory, or None if it is missing, damaged or of another key."""
-    if not path.is_file():
+    """Return what a cache file holds, mapped into memory, or None if it is missing, unreadable, damaged or outdated."""
+    try:
+        path.open("rb").close()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:  # another user's, most often: nothing is wrong with it
+        log.warning("The cache %s may not be read (%s); trying the next place", path, error.strerror)
         return None
     try:
         content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         if content["key"] != key:
             return None
-        tensors = {field: content[field] for field in TENSORS}
+        tensors = {field: content[field] for field in (*TENSORS, *OPTIONAL) if field in content}
         if _checksum(tensors) != content["checksum"]:
             raise ValueError("its checksum differs")
-        return RawDataset(name=content["name"], classes=tuple(content["classes"]), **tensors)
+        return RawDataset(
+            name=str(content["name"]),
+            classes=tuple(str(name) for name in content["classes"]),
+            clients=tuple(str(name) for name in content["clients"]),
+            left_out=str(content["left_out"]),
+            **tensors,
+        )
     except Exception as error:  # a damaged file can fail in any way, and all of them mean: make it anew
         log.warning("The cache %s is damaged (%s); making it anew", path, " ".join(str(error).split())[:100])
         return None
@@ -91,8 +108,10 @@ def read_cache(path: Path, key: str) -> RawDataset | None:
 
 def write_cache(path: Path, key: str, dataset: RawDataset) -> None:
     """Write a cache file: to a temporary file, through to the disk, then renamed."""
-    tensors = {field: getattr(dataset, field) for field in TENSORS}
-    content = {"key": key, "name": dataset.name, "classes": list(dataset.classes), "checksum": _checksum(tensors)}
+    fields = {field: getattr(dataset, field) for field in (*TENSORS, *OPTIONAL)}
+    tensors = {field: tensor.contiguous() for field, tensor in fields.items() if tensor is not None}
+    content = {"key": key, "name": dataset.name, "left_out": dataset.left_out, "checksum": _checksum(tensors)}
+    content |= {"classes": list(dataset.classes), "clients": list(dataset.clients)}
     for left_behind in path.parent.glob(f".{path.name}.*.part"):  # by a process that was killed; we hold the lock
         left_behind.unlink(missing_ok=True)
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
@@ -114,7 +133,7 @@ def locked(path: Path, seconds: float = WAIT_SECONDS) -> Iterator[bool]:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
     except OSError:
         yield False
         return
@@ -155,7 +174,9 @@ def _made(folder: Path) -> bool:
 
 def _checksum(tensors: dict[str, torch.Tensor]) -> int:
     checksum = 0
-    for field in TENSORS:
-        content: Any = tensors[field].contiguous().numpy()  # crc32 takes arrays, whatever its annotation says
+    for field, tensor in tensors.items():
+        if not tensor.is_contiguous():  # a few bytes could stand for more than fits into memory
+            raise ValueError(f"its {field} are spread out")
+        content: Any = tensor.numpy()  # crc32 takes arrays, whatever its annotation says
         checksum = zlib.crc32(content, checksum)
     return checksum

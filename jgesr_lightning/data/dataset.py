@@ -1,11 +1,21 @@
-"""A data set in memory, as it was published: whole numbers, no normalisation."""
+"""A data set in memory, as it was published or handed over: no normalisation yet."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
+
+CHUNK = 4096  # samples that are measured at once
+NAMED = 3  # files that a summary of many names
+
+Split = tuple[Tensor, Tensor]  # inputs, labels
 
 
 class DataError(ValueError):
@@ -14,65 +24,170 @@ class DataError(ValueError):
 
 @dataclass(frozen=True)
 class RawDataset:
-    """Images, labels and the statistics that normalise them. Build it with `make_dataset`, which checks and measures.
+    """Samples, labels and the statistics that normalise them. Build it with `make_dataset`, which measures.
+
+    It checks itself, whoever builds it: also what comes out of a cache.
 
     Attributes:
         name: name in the registry.
-        train_images: (n, C, H, W) uint8.
+        train_inputs: images (n, C, H, W), uint8 or float32, or features (n, features), float32.
         train_labels: (n,) int64, 0 to len(classes) - 1.
-        test_images: (m, C, H, W) uint8.
+        test_inputs: (m, ...) like train_inputs; m = 0 where the set has no test part of its own.
         test_labels: (m,) int64.
         classes: name of each class.
-        mean: (C,) float64, mean of the training pixels divided by 255.
-        std: (C,) float64, their standard deviation (over n, not n - 1).
+        mean: (C,) or (features,) float64, mean of the training values, of bytes divided by 255.
+        std: the same shape, their standard deviation (over n, not n - 1).
+        train_clients: (n,) int64 place in `clients` of the client that each training sample is of; None: unknown.
+        test_clients: (m,) int64, the same of the test samples; None: they are no client's.
+        clients: name of each client that the set knows of.
+        left_out: what lay among the files and is not part of the set, in words; empty: nothing.
+
+    Raises:
+        DataError: these do not fit together.
 
     """
 
     name: str
-    train_images: Tensor
+    train_inputs: Tensor
     train_labels: Tensor
-    test_images: Tensor
+    test_inputs: Tensor
     test_labels: Tensor
     classes: tuple[str, ...]
     mean: Tensor
     std: Tensor
+    train_clients: Tensor | None = None
+    test_clients: Tensor | None = None
+    clients: tuple[str, ...] = ()
+    left_out: str = ""
 
-    def normalise(self, images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return (images / 255 - mean) / std of uint8 images (n, C, H, W), computed on the device where they are."""
-        mean, std = (x.to(images.device, dtype).view(1, -1, 1, 1) for x in (255 * self.mean, 255 * self.std))
-        return images.to(dtype, copy=True).sub_(mean).div_(std).contiguous()
+    def __post_init__(self) -> None:
+        if len(self.train_inputs) == 0:
+            raise DataError(f"{self.name}: there are no training samples")
+        self._check_split("train", self.train_inputs, self.train_labels, self.train_clients)
+        self._check_split("test", self.test_inputs, self.test_labels, self.test_clients)
+        train, test = self.train_inputs, self.test_inputs
+        if train.shape[1:] != test.shape[1:] or train.dtype != test.dtype:
+            raise DataError(f"{self.name}: training inputs are {_described(train)}, test inputs {_described(test)}")
+        for field in (self.mean, self.std):
+            if field.shape != train.shape[1:2] or not bool(torch.isfinite(field).all()):
+                raise DataError(f"{self.name}: mean and std are not {train.shape[1]} finite numbers each")
+        if not bool((self.std > 0).all()):
+            raise DataError(f"{self.name}: a standard deviation is not above 0")
+
+    def _check_split(self, split: str, inputs: Tensor, labels: Tensor, clients: Tensor | None) -> None:
+        images = inputs.ndim == 4 and inputs.dtype in (torch.uint8, torch.float32)
+        fits = images or (inputs.ndim == 2 and inputs.dtype == torch.float32)
+        if not fits or 0 in inputs.shape[1:]:
+            raise DataError(
+                f"{self.name}: {split} inputs are {_described(inputs)}; they must be images (n, C, H, W) in uint8 or "
+                "float32, or features (n, features) in float32"
+            )
+        ranges: list[tuple[str, Tensor, int]] = [("labels", labels, len(self.classes))]
+        ranges += [] if clients is None else [("clients", clients, len(self.clients))]
+        for what, values, number in ranges:
+            if values.shape != (len(inputs),) or values.dtype != torch.int64:
+                raise DataError(f"{self.name}: {len(inputs)} {split} inputs but {what} of {_described(values)}")
+            if len(values) and (int(values.min()) < 0 or int(values.max()) >= number):
+                raise DataError(
+                    f"{self.name}: {split} {what} reach from {int(values.min())} to {int(values.max())}, but there are "
+                    f"{number} {'classes' if what == 'labels' else what}, 0 to {number - 1}"
+                )
+
+    @property
+    def scale(self) -> int:
+        """What inputs are divided by before anything else: 255 for bytes, 1 for floats."""
+        return 255 if self.train_inputs.dtype == torch.uint8 else 1
+
+    def normalise(self, inputs: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return (inputs / scale - mean) / std, each channel or feature its own, on the device where they are."""
+        shape = (1, -1, *[1] * (inputs.ndim - 2))
+        mean, std = (x.to(inputs.device, dtype).view(shape) for x in (self.scale * self.mean, self.scale * self.std))
+        return inputs.to(dtype, copy=True).sub_(mean).div_(std).contiguous()
+
+    def measured_on(self, indices: Tensor) -> RawDataset:
+        """Return the same set, normalised by the training samples at `indices` alone."""
+        mean, std = statistics(self.train_inputs, indices)
+        return dataclasses.replace(self, mean=mean, std=std)
 
 
 def make_dataset(
-    name: str, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], classes: tuple[str, ...]
+    name: str,
+    train: Split,
+    test: Split | None,
+    classes: Sequence[str],
+    source: Path | None = None,
+    **optional: Any,
 ) -> RawDataset:
-    """Check (images, labels) of both splits, measure the training pixels and return the data set.
+    """Measure the training inputs and return the data set.
+
+    Args:
+        name: name of the data set.
+        train: inputs and labels, as RawDataset describes them.
+        test: the same of the test part; None where there is none.
+        classes: name of each class.
+        source: file or folder that messages name.
+        optional: train_clients, test_clients, clients, left_out of RawDataset.
 
     Raises:
-        DataError: images are not uint8 (n, C, H, W) of one shape, or labels do not fit images and classes.
+        DataError: inputs, labels and classes do not fit together.
 
     """
-    for split, (images, labels) in (("train", train), ("test", test)):
-        if images.dtype != torch.uint8 or images.ndim != 4 or len(images) == 0:
-            raise DataError(f"{name}: {split} images are {images.dtype} {tuple(images.shape)}, not uint8 (n, C, H, W)")
-        if labels.shape != (len(images),):
-            raise DataError(f"{name}: {len(images)} {split} images but {labels.numel()} labels")
-        if int(labels.min()) < 0 or int(labels.max()) >= len(classes):
-            raise DataError(f"{name}: {split} labels reach {int(labels.max())}, but there are {len(classes)} classes")
-    if train[0].shape[1:] != test[0].shape[1:]:
-        raise DataError(f"{name}: training images are {tuple(train[0].shape[1:])}, test {tuple(test[0].shape[1:])}")
-    mean, std = pixel_statistics(train[0])
-    return RawDataset(name, train[0], train[1].long(), test[0], test[1].long(), tuple(classes), mean, std)
+    inputs, labels = train
+    test_inputs, test_labels = (inputs[:0], labels[:0]) if test is None else test
+    try:
+        if test is not None and len(test_inputs) == 0:
+            raise DataError(f"{name}: there are no test samples")
+        numbers = statistics(inputs) if inputs.ndim in (2, 4) and len(inputs) else (torch.zeros(0), torch.zeros(0))
+        return RawDataset(
+            name, inputs, labels.long(), test_inputs, test_labels.long(), tuple(classes), *numbers, **optional
+        )
+    except DataError as error:
+        raise error if source is None else DataError(f"{source}: {error}") from None
 
 
-def pixel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and deviation per channel of uint8 images (n, C, H, W) on the scale 0 to 1, both (C,) float64.
+def statistics(inputs: Tensor, indices: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return mean and deviation of inputs (n, C, ...), one number each a channel or feature, both (C,) float64.
 
-    Exact, from a histogram. A channel of one single value has deviation 1, so that normalising it gives zeros.
+    Bytes are taken on the scale 0 to 1, exactly, from a histogram; floats in two passes. A channel of one single value
+    has deviation 1, so that normalising it gives zeros.
+
+    Args:
+        inputs: the samples.
+        indices: the ones that count; None: all.
+
     """
-    values = torch.arange(256, dtype=torch.float64) / 255
-    counts = torch.stack([torch.bincount(images[:, c].flatten(), minlength=256) for c in range(images.shape[1])])
-    share = counts.double() / counts.sum(dim=1, keepdim=True)
-    mean = share @ values
-    variance = (share * (values - mean[:, None]) ** 2).sum(dim=1)
+    if inputs.dtype == torch.uint8:
+        counts = torch.zeros((inputs.shape[1], 256), dtype=torch.int64)
+        for chunk in _chunks(inputs, indices):
+            counts += torch.stack([torch.bincount(channel, minlength=256) for channel in chunk])
+        values = torch.arange(256, dtype=torch.float64) / 255
+        share = counts.double() / counts.sum(dim=1, keepdim=True)
+        mean = share @ values
+        variance = (share * (values - mean[:, None]) ** 2).sum(dim=1)
+    else:
+        number = (len(inputs) if indices is None else len(indices)) * math.prod(inputs.shape[2:])
+        mean = variance = torch.zeros(inputs.shape[1], dtype=torch.float64)
+        for chunk in _chunks(inputs, indices):
+            mean = mean + chunk.double().sum(dim=1) / number
+        for chunk in _chunks(inputs, indices):
+            variance = variance + ((chunk - mean[:, None]) ** 2).sum(dim=1) / number
     return mean, torch.where(variance > 0, variance, torch.ones_like(variance)).sqrt()
+
+
+def _chunks(inputs: Tensor, indices: Tensor | None) -> Iterator[Tensor]:
+    """Yield (C, values) of some samples at a time."""
+    where = torch.arange(len(inputs)) if indices is None else indices
+    for part in where.split(CHUNK):
+        yield inputs.index_select(0, part).transpose(0, 1).flatten(1)
+
+
+def summary_of(left_out: Sequence[str]) -> str:
+    """Return one line about files that were left out, with the names of the first few; empty if there are none."""
+    if not left_out:
+        return ""
+    names = ", ".join(sorted(left_out)[:NAMED]) + (", ..." if len(left_out) > NAMED else "")
+    return f"left out {len(left_out)} file{'s' * (len(left_out) > 1)} that are not part of the set: {names}"
+
+
+def _described(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"

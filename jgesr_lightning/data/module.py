@@ -38,6 +38,7 @@ class FederatedDataModule(LightningDataModule):
         min_samples: fewest samples of a client, train and test together, at least 2.
         test_share: share of a client's samples that it is tested on.
         seed: seed of subset, partition and splits.
+        verify: whether files of a published set must have the published checksums.
 
     Attributes:
         classes: name of each class.
@@ -70,6 +71,7 @@ class FederatedDataModule(LightningDataModule):
         min_samples: int = 10,
         test_share: float = 0.25,
         seed: int = 0,
+        verify: bool = True,
     ) -> None:
         super().__init__()
         checks.whole("data.min_samples", min_samples, at_least=2)
@@ -81,13 +83,14 @@ class FederatedDataModule(LightningDataModule):
         self.min_samples = min_samples
         self.test_share = test_share
         self.seed = seed
+        self.verify = verify
         self._raw: RawDataset | None = None
         self._train: list[Indices] = []
         self._test: list[Indices] = []
 
     def prepare_data(self) -> None:
         """Make sure that the data are there, decoded and cached (downloads them if need be)."""
-        load_dataset(self.dataset_name, self.root)
+        load_dataset(self.dataset_name, self.root, verify=self.verify)
 
     def setup(self, stage: str | None = None) -> None:
         """Load and partition; the same in every process.
@@ -99,8 +102,8 @@ class FederatedDataModule(LightningDataModule):
         """
         if self._raw is not None:
             return
-        raw = load_dataset(self.dataset_name, self.root)
-        *_, channels, height, width = raw.train_images.shape
+        raw = load_dataset(self.dataset_name, self.root, verify=self.verify)
+        *_, channels, height, width = raw.train_inputs.shape
         if height != width:
             raise ValueError(f"{self.dataset_name} has images of {height} x {width}; they must be square")
         labels = raw.train_labels.numpy()
@@ -155,5 +158,5 @@ class FederatedDataModule(LightningDataModule):
     ) -> tuple[Tensor, Tensor]:
         index = torch.from_numpy(np.ascontiguousarray(self._of(parts, client)))
         assert self._raw is not None  # _of has checked it
-        images = self._raw.train_images.index_select(0, index).to(device)  # bytes travel, a quarter of the floats
+        images = self._raw.train_inputs.index_select(0, index).to(device)  # bytes travel, a quarter of the floats
         return self._raw.normalise(images, dtype), self._raw.train_labels.index_select(0, index).to(device)

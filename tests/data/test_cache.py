@@ -41,7 +41,7 @@ def test_decoded_once_then_read(tmp_path, own_cache):
 def test_the_file_is_plain_tensors(tmp_path, own_cache):
     cached("toy", tmp_path, "key", dataset_of)
     content = torch.load(tmp_path / ".cache" / "toy.pt", weights_only=True, mmap=True)
-    assert torch.equal(content["train_images"], dataset_of().train_images)
+    assert torch.equal(content["train_inputs"], dataset_of().train_inputs)
 
 
 def test_a_changed_source_is_decoded_anew(tmp_path, own_cache):

