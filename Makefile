@@ -8,6 +8,9 @@ PY := $(VENV)/bin/python
 RUN := $(VENV)/.ready-to-run
 TEST := $(VENV)/.ready-to-test
 RUNS ?= runs
+export RUNS
+# One folder whose name may hold spaces, if there is one of that name; else each word of RUNS is a folder.
+runs = if [ -e "$$RUNS" ]; then set -- "$$RUNS"; else set -- $$RUNS; fi
 STUDY ?= table1_small
 
 # A folder of data sets that the checkouts of a group share, beside them, is used where there is one.
@@ -49,20 +52,21 @@ format: $(TEST) ## format the code and mend what ruff can mend
 	@$(PY) -m ruff check --fix
 	@$(PY) -m ruff format
 
-table: $(RUN) ## tables of the runs in RUNS (default: runs)
-	@$(PY) -m jgesr_lightning table $(RUNS) $(ARGS)
+table: $(RUN) ## tables of the runs in RUNS (default: runs): one folder, or several with spaces between
+	@$(runs); $(PY) -m jgesr_lightning table "$$@" $(ARGS)
 
 figures: $(RUN) ## figures of the runs in RUNS (default: runs)
-	@$(PY) -m jgesr_lightning figures $(RUNS) $(ARGS)
+	@$(runs); $(PY) -m jgesr_lightning figures "$$@" $(ARGS)
 
 report: $(RUN) ## one HTML page with the tables and figures of the runs in RUNS
-	@$(PY) -m jgesr_lightning report $(RUNS) $(ARGS)
+	@$(runs); $(PY) -m jgesr_lightning report "$$@" $(ARGS)
 
 reproduce: $(RUN) ## run what is left of a study, then its tables, figures and page: make reproduce STUDY=table1_small
-	@$(PY) -m jgesr_lightning study $(STUDY) $(ARGS)
-	@$(PY) -m jgesr_lightning table $(RUNS)/$(STUDY) --format all --out $(RUNS)/$(STUDY)/tables
-	@$(PY) -m jgesr_lightning figures $(RUNS)/$(STUDY)
-	@$(PY) -m jgesr_lightning report $(RUNS)/$(STUDY)
+	@$(PY) -m jgesr_lightning study "$(STUDY)" $(ARGS)
+	@folder=$$($(PY) -m jgesr_lightning study "$(STUDY)" $(ARGS) --folder) && \
+	$(PY) -m jgesr_lightning table "$$folder" --format all --out "$$folder/tables" && \
+	$(PY) -m jgesr_lightning figures "$$folder" && \
+	$(PY) -m jgesr_lightning report "$$folder"
 
 data: $(RUN) ## fetch a data set: make data DATASET=cifar10 (default: that of CONFIG, else mnist)
 	@$(PY) -m jgesr_lightning data $(or $(DATASET),$(CONFIG),mnist) $(ARGS)

@@ -42,6 +42,8 @@ before or after it; of two for one key the last wins. `config CONFIG` shows ever
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
     _open_streams()
+    if argv is None:  # a program of its own: a notebook's way of drawing, inherited from it, may not even be installed
+        os.environ["MPLBACKEND"] = "agg"
     try:
         status = _dispatch(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()  # a reader that went away, or a full disk, is noticed here rather than at exit

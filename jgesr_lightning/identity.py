@@ -31,10 +31,21 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def rounded(value: Any) -> Any:
+    """Return a setting with its numbers to twelve digits: what differs by rounding alone is one setting.
+
+    >>> rounded(0.1 + 0.2), rounded([1, 1e-3]), rounded("a")
+    (0.3, [1, 0.001], 'a')
+    """
+    if isinstance(value, list | tuple):
+        return [rounded(item) for item in value]
+    return float(f"{value:.12g}") if isinstance(value, float) else value
+
+
 def condition(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the dotted settings that decide a run's outcome, without its seeds."""
+    """Return the dotted settings that decide a run's outcome, rounded, without its seeds."""
     return {
-        key: value
+        key: rounded(value)
         for key, value in flatten(config).items()
         if not any(key == left_out or key.startswith(f"{left_out}.") for left_out in (*_NO_INFLUENCE, *SEEDS))
     }
@@ -72,17 +83,28 @@ def method_label(aggregator: Mapping[str, Any]) -> str:
     name = str(aggregator["name"])
     usual = _defaults(name)
     changed = [
-        str(value) if key == "fidelity" else f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
+        str(value) if key == "fidelity" else f"{key}={number_text(value) if isinstance(value, float) else value}"
         for key, value in sorted(aggregator.items(), key=lambda item: item[0] != "fidelity")
-        if key != "name" and not (key in usual and usual[key] == value)
+        if key != "name" and not (key in usual and rounded(usual[key]) == rounded(value))
     ]
     return f"{name} ({', '.join(changed)})" if changed else name
+
+
+def number_text(value: float) -> str:
+    """Return a number as short as it is: different settings have different texts.
+
+    >>> number_text(0.1 + 0.2), number_text(1e-6), number_text(1.0)
+    ('0.3', '1e-06', '1')
+    """
+    return f"{value:.12g}"
 
 
 def cell_label(config: Mapping[str, Any]) -> str:
     """Return the text of a run's data set, noise level and, where there is one, missing rate."""
     missing = config["channel"]["missing_rate"]
-    return f"{config['data']['name']} s={config['channel']['noise']:g}" + (f" missing={missing:g}" if missing else "")
+    return f"{config['data']['name']} s={number_text(config['channel']['noise'])}" + (
+        f" missing={number_text(missing)}" if missing else ""
+    )
 
 
 def group_name(config: Mapping[str, Any]) -> str:

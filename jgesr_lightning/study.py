@@ -451,8 +451,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", action="append", default=[], metavar="PATTERN", help="cells whose name matches")
     parser.add_argument("--part", metavar="i/n", help="every n-th cell from the i-th (default: the SLURM array task)")
     parser.add_argument("--list", action="store_true", help="show the cells and how far they are; run nothing")
+    parser.add_argument("--folder", action="store_true", help="print the folder of its runs; run nothing")
     arguments = parser.parse_intermixed_args(argv)
     name, all_cells = load_study(arguments.study, arguments.overrides)
+    if arguments.folder:
+        print(all_cells[0].folder.parent)
+        return 0
     cells = choose(all_cells, arguments.only, parse_part(arguments.part, os.environ))
     if arguments.list:
         for cell in cells:

@@ -179,6 +179,43 @@ def test_a_data_folder_shared_beside_the_checkout_is_used(checkout):
     assert f"JGESR_DATA={shared} " in calls(checkout)[-1]
 
 
+def test_runs_may_be_one_folder_with_a_space_or_several(checkout):
+    def folders(given):
+        assert make(checkout, "table", f"RUNS={given}", "ARGS=--metric x").returncode == 0
+        arguments = (checkout.parent.parent / "arguments").read_text().splitlines()
+        return arguments[arguments.index("table") + 1 : arguments.index("--metric")]
+
+    fake = checkout / ".venv" / "bin" / "python"
+    make(checkout, "setup")
+    fake.write_text(f'#!/bin/bash\nprintf "%s\\n" "$@" > {checkout.parent.parent}/arguments\n')
+    (checkout / "a b").mkdir()
+    assert folders("a b") == ["a b"]
+    assert folders("a c") == ["a", "c"]
+    assert folders("a") == ["a"]
+    assert make(checkout, "table", "ARGS=--metric x").returncode == 0
+    assert "\nruns\n" in (checkout.parent.parent / "arguments").read_text()
+    assert folders("x; touch evil") == ["x;", "touch", "evil"]
+    assert not (checkout / "evil").exists()
+
+
+def test_reproduce_reports_where_the_study_says_that_its_runs_are(checkout):
+    fake = checkout / ".venv" / "bin" / "python"
+    make(checkout, "setup")
+    fake.write_text(
+        f'#!/bin/bash\necho "$*" >> {checkout.parent.parent}/calls\n'
+        '[ "${@: -1}" = --folder ] && echo "far off/mine"\nexit 0\n'
+    )
+    done = make(checkout, "reproduce", "STUDY=some where/mine.yaml", 'ARGS=output_dir="far off" rounds=2')
+    assert done.returncode == 0, done.stderr
+    assert [call.partition("jgesr_lightning ")[2] for call in calls(checkout)[-5:]] == [
+        "study some where/mine.yaml output_dir=far off rounds=2",
+        "study some where/mine.yaml output_dir=far off rounds=2 --folder",
+        "table far off/mine --format all --out far off/mine/tables",
+        "figures far off/mine",
+        "report far off/mine",
+    ]
+
+
 def test_clean_keeps_runs_data_and_environment(checkout):
     kept = ["runs", "data", ".venv"]
     for name in [*kept, "build", ".pytest_cache", "jgesr_lightning/__pycache__", "tests/x/__pycache__"]:

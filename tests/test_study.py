@@ -272,6 +272,8 @@ def test_durations():
 
 def test_listing_runs_nothing(tmp_path, capsys):
     path = write_study(tmp_path, TWO)
+    assert main([str(path), "--folder", f"output_dir={tmp_path / 'runs'}"]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'runs' / path.stem}\n"
     assert main([str(path), "--list", f"output_dir={tmp_path / 'runs'}"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "synthetic_s0.1_local_seed0: not begun",

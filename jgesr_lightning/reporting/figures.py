@@ -21,7 +21,7 @@ from jgesr_lightning.reporting import plots
 from jgesr_lightning.reporting.plots import Series
 from jgesr_lightning.reporting.runs import Block, Column, Run, blocks, collect
 from jgesr_lightning.reporting.statistics import mean_of
-from jgesr_lightning.reporting.table import METRIC, column_title, describe
+from jgesr_lightning.reporting.table import METRIC, column_title, describe, seed_values
 
 _TRIVIAL = ("local", "fedavg", "fedprox")
 """Methods whose mixing matrix says nothing about the clients."""
@@ -47,12 +47,16 @@ def draw(runs: Sequence[Run], metric: str = METRIC) -> Iterator[Drawing]:
 
     Accuracy per round for each data set, noise level and missing rate; accuracy against the missing rate and against
     the noise level, where there are several; the last learned graph beside the clients' classes; the objective against
-    the iteration. Names are unique; each block of comparable runs after the first adds its number.
+    the iteration. Names are unique, also where upper and lower case are one; each block of comparable runs after the
+    first adds its number.
     """
+    taken: set[str] = set()
     for number, block in enumerate(blocks(runs), 1):
         suffix = "" if number == 1 else f"_{number}"
         for drawing in _block(block, metric):
-            yield Drawing(_file_name(f"{drawing.name}{suffix}"), drawing.caption, drawing.figure)
+            name = _unused(_file_name(f"{drawing.name}{suffix}"), taken)
+            taken.add(name.lower())
+            yield Drawing(name, drawing.caption, drawing.figure)
 
 
 def _block(block: Block, metric: str) -> Iterator[Drawing]:
@@ -68,9 +72,13 @@ def _block(block: Block, metric: str) -> Iterator[Drawing]:
 def _per_round(block: Block, column: Column, metric: str) -> Iterator[Drawing]:
     series = []
     for label in block.labels:
-        histories = [h for run in block.cell(label, column) if (h := run.history(metric)) is not None]
+        histories = [
+            curve
+            for runs in block.by_seed(label, column).values()
+            if (curve := _curve([h for run in runs if (h := run.source.history(metric)) is not None]))
+        ]
         if histories:
-            series.append(_averaged(label, [dict(zip(*history, strict=True)) for history in histories]))
+            series.append(_averaged(label, histories))
     if not any(len(line.x) > 1 for line in series):
         return
     title = column_title(column)
@@ -85,12 +93,13 @@ def _against_missing(block: Block, metric: str) -> Iterator[Drawing]:
     for data, noise in dict.fromkeys((data, noise) for data, noise, _ in block.columns):
         columns = [column for column in block.columns if column[:2] == (data, noise)]
         series = _against(block, columns, 2, metric)
+        title = column_title((data, noise, 0.0))
         if series:
             yield Drawing(
-                f"missing_{data} s={noise:g}",
-                f"{data} s={noise:g}: {describe(metric)}, at the last round, against the share of entries that do not "
-                f"arrive. {_spread(series, 'Bars')}",
-                plots.accuracy_against(series, "missing rate", _ylabel(metric), f"{data} s={noise:g}"),
+                f"missing_{title}",
+                f"{title}: {describe(metric)}, at the last round, against the share of entries that do not arrive. "
+                f"{_spread(series, 'Bars')}",
+                plots.accuracy_against(series, "missing rate", _ylabel(metric), title),
             )
 
 
@@ -117,9 +126,9 @@ def _against(block: Block, columns: Sequence[Column], axis: int, metric: str) ->
     for label in block.labels:
         points: dict[float, list[float]] = {}
         for column in columns:
-            values = [v for run in block.cell(label, column) if (v := run.last(metric)) is not None]
+            values = seed_values(block, label, column, metric)
             if values:
-                points[float(column[axis])] = values
+                points[float(column[axis])] = list(values.values())
         if len(points) > 1:
             means = {x: mean_of(values) for x, values in sorted(points.items())}
             several = any(mean.std is not None for mean in means.values())
@@ -132,9 +141,10 @@ def _graphs(block: Block, column: Column) -> Iterator[Drawing]:
     for label in block.labels:
         name = label.partition(" ")[0]
         run = next(iter(block.cell(label, column)), None)
-        graph, held = (None, None) if run is None or name in _TRIVIAL else (run.last_graph(), run.class_counts())
+        graph = None if run is None or name in _TRIVIAL else run.source.last_graph()
         if run is None or graph is None:
             continue
+        held = run.source.class_counts()
         number, weights = graph
         kind = "edge weight" if name in ("jgesr", "two_step") else "mixing weight"
         title = f"{label}, {column_title(column)}, round {number}"
@@ -168,6 +178,13 @@ def _objectives(block: Block, column: Column) -> Iterator[Drawing]:
         )
 
 
+def _curve(histories: Sequence[tuple[list[int], list[float]]]) -> dict[int, float]:
+    """Return round -> value of one seed: the mean over its runs, where all have the round."""
+    curves = [dict(zip(*history, strict=True)) for history in histories]
+    shared = set.intersection(*(set(curve) for curve in curves)) if curves else set()
+    return {number: sum(curve[number] for curve in curves) / len(curves) for number in sorted(shared)}
+
+
 def _averaged(label: str, histories: Sequence[dict[int, float]]) -> Series:
     """Return mean and deviation over runs at the rounds that all of them have measured."""
     shared = sorted(set.intersection(*({n for n, v in h.items() if np.isfinite(v)} for h in histories)))
@@ -185,6 +202,15 @@ def _spread(series: Sequence[Series], what: str) -> str:
 def _ylabel(metric: str) -> str:
     which, _, how = metric.removeprefix("accuracy/").partition("_")
     return f"{which} accuracy (%)" if not how else f"{which} accuracy, {how.replace('_', ' ')} (%)"
+
+
+def _unused(name: str, taken: set[str]) -> str:
+    """Return the name, with a number where another picture has it already."""
+    found, count = name, 1
+    while found.lower() in taken:
+        count += 1
+        found = f"{name}_{count}"
+    return found
 
 
 def _file_name(text: str) -> str:

@@ -14,14 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
+
+from jgesr_lightning.reporting.agg import mpl
+from jgesr_lightning.reporting.text import figure_text
+
+from matplotlib.axes import Axes  # isort: skip
+from matplotlib.backends.backend_agg import FigureCanvasAgg  # isort: skip
+from matplotlib.figure import Figure  # isort: skip
+from matplotlib.layout_engine import ConstrainedLayoutEngine  # isort: skip
+from matplotlib.ticker import MaxNLocator  # isort: skip
 
 Array = NDArray[np.float64]
 
@@ -105,7 +108,7 @@ def graph_heatmap(
         figure = Figure(figsize=(4.6, 3.9), layout="constrained")
         _heatmap(figure, figure.add_subplot(), weights, _order(order, len(weights)), label)
         if title:
-            figure.suptitle(title, fontsize=10)
+            figure.suptitle(figure_text(title), fontsize=10)
     return figure
 
 
@@ -138,7 +141,7 @@ def graph_and_labels(
         _heatmap(figure, left, weights, rows, label, aspect="auto")  # rows level with the bars beside them
         _label_bars(right, held[rows], classes, rows)
         if title:
-            figure.suptitle(title, fontsize=10)
+            figure.suptitle(figure_text(title), fontsize=10)
     return figure
 
 
@@ -284,7 +287,7 @@ def _heatmap(
     top = float(finite.max()) if finite.size and finite.max() > 0 else 1.0
     image = axes.imshow(shown, cmap="Blues", vmin=0.0, vmax=top, interpolation="nearest", aspect=aspect)
     bar = figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03)
-    bar.set_label(label)
+    bar.set_label(figure_text(label))
     bar.outline.set_linewidth(0.7)
     _client_ticks(axes, rows)
     axes.set_xlabel("client")
@@ -319,7 +322,7 @@ def _label_bars(axes: Axes, held: Array, classes: Sequence[str], rows: list[int]
             hatch=None if narrow else _HATCHES[column % len(_HATCHES)],
             edgecolor="white",
             linewidth=0.0 if narrow else 0.4,
-            label=name,
+            label=figure_text(name),
         )
         left = left + share
     for place, total in enumerate(totals):
@@ -357,8 +360,8 @@ def _lines(series: Sequence[Series], xlabel: str, ylabel: str, title: str, bands
                 axes.fill_between(line.x, mean - std, mean + std, color=style["color"], alpha=0.15, linewidth=0)
             else:
                 axes.errorbar(line.x, mean, std, fmt="none", ecolor=style["color"], elinewidth=0.9, capsize=2.5)
-        axes.set_xlabel(xlabel)
-        axes.set_ylabel(ylabel)
+        axes.set_xlabel(figure_text(xlabel))
+        axes.set_ylabel(figure_text(ylabel))
         _finish(figure, axes, title)
     return figure, axes
 
@@ -369,7 +372,7 @@ def _draw(axes: Axes, line: Series, values: Array, style: dict[str, Any]) -> Non
     axes.plot(
         x[measured],
         values[measured],
-        label=line.label,
+        label=figure_text(line.label),
         linewidth=1.5,
         markersize=_MARKER_SIZES.get(style["marker"], 4.5),
         markeredgecolor="white",
@@ -396,7 +399,7 @@ def _finish(figure: Figure, axes: Axes, title: str) -> None:
             handlelength=3.4,
         )
     if title:
-        figure.suptitle(title, fontsize=10)
+        figure.suptitle(figure_text(title), fontsize=10)
 
 
 def _last(line: Any) -> float:

@@ -28,6 +28,7 @@ from jgesr_lightning.reporting.table import (
     tables_of,
     value_text,
 )
+from jgesr_lightning.runtime.files import write_text
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
@@ -146,6 +147,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     drawings = draw(collection.runs, arguments.metric) if drawn else ()
     target = arguments.out or Path(arguments.folders[0]) / "report.html"
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(page(tables, drawings, collection.runs, collection.notes), encoding="utf-8")
+    write_text(target, page(tables, drawings, collection.runs, collection.notes))
     print(target)
     return 0

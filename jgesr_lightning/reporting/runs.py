@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import os
-import zipfile
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from jgesr_lightning.config import ConfigError
-from jgesr_lightning.identity import CELL, condition, digest, flatten, method_label, protocol, seed_of
-from jgesr_lightning.reporting.plots import Array
+from jgesr_lightning.identity import CELL, condition, digest, flatten, method_label, protocol, rounded, seed_of
+from jgesr_lightning.reporting.sources import UNREADABLE, Folder, Source, damage
+from jgesr_lightning.reporting.text import shown
 
 SCHEMA = 1
 _INNER = ("wandb", "checkpoint", "figures", "media")  # folders inside a run's folder; there, none holds another run
-
-# what reading a file raises that is cut short, was overwritten in part or is no such file at all
-_UNREADABLE = (
-    ValueError, LookupError, TypeError, AttributeError, ArithmeticError, OSError, EOFError, RuntimeError, MemoryError,
-    csv.Error, zipfile.BadZipFile, zlib.error,
-)  # fmt: skip
 
 Column = tuple[str, float, float]
 """Data set, noise level, missing rate: a column of a table."""
@@ -40,10 +30,12 @@ class Run:
     Attributes:
         folder: where its files are.
         summary: the content of ``summary.json``.
+        source: its curves, classes and graph.
     """
 
     folder: Path
     summary: dict[str, Any]
+    source: Source
 
     @property
     def config(self) -> dict[str, Any]:
@@ -53,22 +45,22 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The name of its folder."""
-        return self.folder.name
+        """The name of its folder, in printable characters."""
+        return shown(self.folder.name)
 
     @cached_property
     def label(self) -> str:
-        """The method, with what is not its default."""
-        return method_label(self.config["aggregator"])
+        """The method, with what is not its default, in printable characters."""
+        return shown(method_label(self.config["aggregator"]))
 
     @cached_property
     def column(self) -> Column:
         """Data set, noise level and missing rate."""
         flat = flatten(self.config)
         data, noise, missing = (flat[key] for key in CELL)
-        return str(data), float(noise), float(missing)
+        return shown(data), rounded(float(noise)), rounded(float(missing))
 
-    @property
+    @cached_property
     def seed(self) -> tuple[Any, ...]:
         """What tells this run from the others of its condition."""
         return seed_of(self.config)
@@ -83,66 +75,13 @@ class Run:
         value = self.summary["last"].get(metric)
         return None if value is None or not math.isfinite(value) else float(value)
 
-    def history(self, metric: str) -> tuple[list[int], list[float]] | None:
-        """Return rounds and values of a metric from ``metrics.csv``, NaN where empty; None without file or column."""
-        path = self.folder / "metrics.csv"
-        if not path.is_file():
-            return None
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file, strict=True)
-            rows = list(reader)
-        if reader.fieldnames is None:
-            raise ValueError("the file is empty")
-        if any(None in row or None in row.values() for row in rows):
-            raise ValueError("a row is not as long as the header")
-        if not rows or metric not in rows[0]:
-            return None
-        return [int(row["round"]) for row in rows], [float(row[metric] or "nan") for row in rows]
-
-    def class_counts(self) -> tuple[list[str], Array] | None:
-        """Return class names and (K, classes) counts from ``partition.csv``; None where there is no such file."""
-        path = self.folder / "partition.csv"
-        if not path.is_file():
-            return None
-        with path.open(newline="", encoding="utf-8") as file:
-            lines = [line for line in csv.reader(file, strict=True) if line]
-        if len(lines) < 2:
-            raise ValueError("the file has no clients")
-        if len({len(line) for line in lines}) > 1:
-            raise ValueError("a row is not as long as the header")
-        counts = np.array([[float(cell) for cell in line[3:]] for line in lines[1:]])
-        if not np.isfinite(counts).all():
-            raise ValueError("a count is not a number")
-        return lines[0][3:], counts
-
-    def last_graph(self) -> tuple[int, Array] | None:
-        """Return the last kept graph and its round; None where there is none."""
-        path = self.folder / "graphs.npz"
-        if not path.is_file():
-            return None
-        with np.load(path) as stored:
-            kept = sorted(name for name in stored.files if name.startswith("round_"))
-            if not kept:
-                return None
-            number, graph = int(kept[-1].removeprefix("round_")), np.asarray(stored[kept[-1]], dtype=np.float64)
-        if graph.ndim != 2 or graph.shape[0] != graph.shape[1] or np.isinf(graph).any():
-            raise ValueError(f"the graph of round {number} is not a square matrix of weights")
-        return number, graph
-
-    def damage(self, metric: str) -> str | None:
-        """Return which of the files that figures are drawn from cannot be read, and why; None where all can."""
-        name = "metrics.csv"
-        try:
-            self.history(metric)
-            name = "partition.csv"
-            held = self.class_counts()
-            name = "graphs.npz"
-            kept = self.last_graph()
-        except _UNREADABLE as error:
-            return f"{name} cannot be read ({type(error).__name__}: {error})"
-        if held is not None and kept is not None and len(held[1]) != len(kept[1]):
-            return f"partition.csv has {len(held[1])} clients, graphs.npz {len(kept[1])}"
-        return None
+    def identity(self, exact: bool = False) -> str:
+        """Return a text that is the same for runs of equal settings and seed, `exact` or to rounding."""
+        settings = condition(self.config)
+        if exact:
+            flat = flatten(self.config)
+            settings = {key: flat[key] for key in settings}
+        return digest({"condition": settings, "seed": self.seed}, 32)
 
 
 @dataclass(frozen=True)
@@ -150,8 +89,8 @@ class Collection:
     """Runs, and what has to be said about them.
 
     Attributes:
-        runs: finished, one a condition and seed, in the order of their folders' names.
-        notes: one line for each run that is left out, with its name and the reason.
+        runs: finished, in the order of their folders' names; one of those with equal settings and seed.
+        notes: one line for each run that is left out, with its name and the reason, and for runs that count together.
     """
 
     runs: list[Run]
@@ -162,7 +101,7 @@ def collect(roots: Iterable[str | Path], drawn: str | None = None) -> Collection
     """Return the finished runs in and below some folders.
 
     Failed, stopped, unfinished and damaged runs are left out by name. Of several runs with the same settings and seed
-    the newest counts.
+    the newest counts; where the settings differ by rounding all count, together as one seed.
 
     Args:
         roots: the folders.
@@ -173,34 +112,61 @@ def collect(roots: Iterable[str | Path], drawn: str | None = None) -> Collection
     """
     runs: dict[str, Run] = {}
     notes: list[str] = []
-    for folder in _run_folders(roots):
+    for folder in _run_folders(roots, notes):
         found = _read(folder)
         if isinstance(found, Run) and drawn is not None:
-            found = found.damage(drawn) or found
+            found = damage(found.source, drawn) or found
         if isinstance(found, str):
-            notes.append(f"{folder.name}: {found}; left out")
+            notes.append(f"{shown(folder.name)}: {shown(found)}; left out")
             continue
-        key = digest({"condition": condition(found.config), "seed": found.seed}, 32)
+        key = found.identity(exact=True)
         former = runs.get(key)
         if former is not None:
             newer, older = (found, former) if _age(found) >= _age(former) else (former, found)
             notes.append(f"{older.name}: same settings and seed as {newer.name}, which is newer; left out")
             found = newer
         runs[key] = found
-    return Collection(sorted(runs.values(), key=lambda run: str(run.folder)), notes)
+    kept = sorted(runs.values(), key=lambda run: str(run.folder))
+    return Collection(kept, notes + _coinciding(kept))
 
 
-def _run_folders(roots: Iterable[str | Path]) -> Iterator[Path]:
+def _coinciding(runs: Sequence[Run]) -> list[str]:
+    """Return a line for each run whose settings differ from another's, of the same seed, by rounding only."""
+    first: dict[str, str] = {}
+    names = [(run.name, first.setdefault(run.identity(), run.name)) for run in runs]
+    return [
+        f"{name}: same seed as {other}, and settings that differ by rounding only; their mean counts as that seed's"
+        for name, other in names
+        if name != other
+    ]
+
+
+def _run_folders(roots: Iterable[str | Path], notes: list[str]) -> Iterator[Path]:
+    """Yield the folders of runs, each once, through links too; say in `notes` what cannot be entered."""
+
+    def closed(error: OSError) -> None:
+        notes.append(f"{shown(error.filename)}: cannot be read ({shown(error.strerror)}); left out")
+
     seen: set[Path] = set()
     for root in roots:
         if not Path(root).is_dir():
-            raise ConfigError(f"no folder {root}")
-        for place, folders, files in os.walk(root):
-            folder, is_run = Path(place), "summary.json" in files or "config.yaml" in files
+            raise ConfigError(f"no folder {shown(root)}")
+        top = Path(root).resolve()
+        for place, folders, files in os.walk(root, followlinks=True, onerror=closed):
+            folder, real = Path(place), Path(place).resolve()
+            if real in seen or (real in top.parents):  # been there; or a link upwards, which would lead back here
+                folders.clear()
+                continue
+            seen.add(real)
+            is_run = "summary.json" in files or "config.yaml" in files
             passed_over = _INNER if is_run else ()  # elsewhere a run may well be called so
             folders[:] = sorted(name for name in folders if name not in passed_over and not name.startswith("."))
-            if is_run and folder.resolve() not in seen:
-                seen.add(folder.resolve())
+            notes += [
+                f"{shown(name)}: a link to a place that is not there; left out"
+                for name in sorted(files)
+                if not is_run and os.path.islink(folder / name) and not os.path.exists(folder / name)
+            ]
+            if is_run:
                 yield folder
 
 
@@ -211,37 +177,66 @@ def _read(folder: Path) -> Run | str:
         return "not finished (no summary.json)"
     try:
         summary = json.loads(path.read_text(encoding="utf-8"))
+    except UNREADABLE as error:
+        return f"summary.json cannot be read ({type(error).__name__}: {error})"
+    return read_summary(folder, summary, Folder(folder))
+
+
+def read_summary(folder: Path, summary: Any, source: Source) -> Run | str:
+    """Return the finished run of a summary, or why it cannot be used."""
+    try:
+        _need(summary, "status", "schema")
         status, schema = summary["status"], summary["schema"]
         if schema != SCHEMA:
             return f"summary.json has format {schema}, this program reads {SCHEMA}"
         if status != "finished":
             reason = f" ({summary['reason']})" if summary.get("reason") else ""
-            return f"{status}{reason} after round {summary['rounds_done']} of {summary['rounds']}"
-        run = Run(folder, summary)
-        _ = run.label, run.column, hash(run.seed), run.protocol, condition(run.config)
+            return f"{status}{reason} after round {summary.get('rounds_done')} of {summary.get('rounds')}"
+        _need(summary, "last", "config")
+        run = Run(folder, summary, source)
+        _ = run.label, run.column, hash(run.seed), run.protocol, run.identity(), run.identity(exact=True)
         _check_numbers(summary)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         return f"summary.json cannot be read ({type(error).__name__}: {error})"
     return run
+
+
+def _need(summary: Any, *keys: str) -> None:
+    """Raise ValueError where a summary is no mapping or lacks a key."""
+    if not isinstance(summary, dict):
+        raise ValueError(f"it holds {shown(summary, 40)!r}, not a summary")
+    for key in keys:
+        if key not in summary:
+            raise ValueError(f"it has no {key}")
 
 
 def _check_numbers(summary: dict[str, Any]) -> None:
     """Raise TypeError or OverflowError where tables and figures would meet something else than a number."""
     values = {f"last.{name}": value for name, value in summary["last"].items()}
     values["seconds.total"] = summary.get("seconds", {}).get("total")
-    trace = summary.get("aggregation", {}).get("objective")
-    if isinstance(trace, list):
-        values |= {f"aggregation.objective[{place}]": value for place, value in enumerate(trace)}
+    values |= _numbered("aggregation.objective", summary.get("aggregation", {}).get("objective"))
+    for name, held in summary.get("clients", {}).items():
+        values |= _numbered(f"clients.{name}", held)
     for name, value in values.items():
         if value is not None and not isinstance(value, int | float):
-            raise TypeError(f"{name} is {value!r}, not a number")
+            raise TypeError(f"{name} is {shown(repr(value), 40)}, not a number")
         float(value or 0)  # an integer may be too large for one
-    if not isinstance(summary["last"]["round"], int):
-        raise TypeError(f"last.round is {summary['last']['round']!r}, not a whole number")
+    if not isinstance(summary["last"].get("round"), int):
+        raise TypeError(f"last.round is {summary['last'].get('round')!r}, not a whole number")
+    remarks = summary.get("remarks") or []
+    if not isinstance(remarks, list) or not all(isinstance(remark, Mapping) for remark in remarks):
+        raise TypeError(f"remarks is {shown(repr(remarks), 40)}, not a list of remarks")
+
+
+def _numbered(name: str, values: Any) -> dict[str, Any]:
+    return {f"{name}[{place}]": value for place, value in enumerate(values)} if isinstance(values, list) else {}
 
 
 def _age(run: Run) -> float:
-    return (run.folder / "summary.json").stat().st_mtime
+    try:
+        return (run.folder / "summary.json").stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 _ORDER = ("local", "fedavg", "fedprox", "cfl", "fedamp", "pfedgraph", "two_step", "jgesr")
@@ -278,6 +273,13 @@ class Block:
     def cell(self, label: str, column: Column) -> list[Run]:
         """Return the runs of one method in one column, by seed."""
         return sorted((r for r in self.runs if r.label == label and r.column == column), key=lambda r: str(r.seed))
+
+    def by_seed(self, label: str, column: Column) -> dict[tuple[Any, ...], list[Run]]:
+        """Return the runs of one method in one column, seed by seed: several where settings differ by rounding."""
+        seeds: dict[tuple[Any, ...], list[Run]] = {}
+        for run in self.cell(label, column):
+            seeds.setdefault(run.seed, []).append(run)
+        return seeds
 
 
 def blocks(runs: Sequence[Run]) -> list[Block]:

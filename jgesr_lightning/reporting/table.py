@@ -15,10 +15,13 @@ from pathlib import Path
 
 from jgesr_lightning.checks import nearest
 from jgesr_lightning.config import ConfigError
+from jgesr_lightning.identity import number_text
 from jgesr_lightning.paths import user_path
 from jgesr_lightning.reporting.paper import departures, paper_value
 from jgesr_lightning.reporting.runs import Block, Collection, Column, blocks, collect
 from jgesr_lightning.reporting.statistics import Difference, Mean, mean_of, paired
+from jgesr_lightning.reporting.text import markdown_text, shown, tex_text
+from jgesr_lightning.runtime.files import write_text
 
 METRIC = "accuracy/received"
 PAPERS_METRICS = tuple(f"accuracy/{which}{how}" for which in ("received", "trained") for how in ("", "_weighted"))
@@ -77,8 +80,9 @@ def build(block: Block, metric: str = METRIC) -> Table:
     seeds: dict[tuple[str, Column], dict[Hashable, float]] = {}
     for label in block.labels:
         for column in block.columns:
-            values = {run.seed: run.last(metric) for run in block.cell(label, column)}
-            measured: dict[Hashable, float] = {seed: scale * v for seed, v in values.items() if v is not None}
+            measured: dict[Hashable, float] = {
+                seed: scale * value for seed, value in seed_values(block, label, column, metric).items()
+            }
             if measured:
                 seeds[label, column] = measured
     entries: dict[tuple[str, Column], Entry] = {}
@@ -97,6 +101,15 @@ def build(block: Block, metric: str = METRIC) -> Table:
             )
     unit = "%" if scale == 100 else ""
     return Table(_protocol(block, metric), block.labels, block.columns, entries, unit, metric)
+
+
+def seed_values(block: Block, label: str, column: Column, metric: str) -> dict[Hashable, float]:
+    """Return seed -> value of the last round; where settings differ by rounding, the mean over a seed's runs."""
+    values = {
+        seed: [value for run in runs if (value := run.last(metric)) is not None]
+        for seed, runs in block.by_seed(label, column).items()
+    }
+    return {seed: sum(held) / len(held) for seed, held in values.items() if held}
 
 
 def describe(metric: str) -> str:
@@ -155,7 +168,7 @@ def _span(counts: Sequence[int]) -> str:
 def column_title(column: Column) -> str:
     """Return a column's heading."""
     data, noise, missing = column
-    return f"{data} s={noise:g}" + (f" missing={missing:g}" if missing else "")
+    return f"{data} s={number_text(noise)}" + (f" missing={number_text(missing)}" if missing else "")
 
 
 def value_text(value: Mean, plus_minus: str = "±") -> str:
@@ -187,14 +200,14 @@ def paired_title(table: Table) -> str:
 
 def markdown(table: Table) -> str:
     """Return a table as Markdown."""
-    lines = [f"- {line}" for line in table.protocol] + [""]
+    lines = [f"- {markdown_text(line)}" for line in table.protocol] + [""]
     head = ["method"]
     for column in table.columns:
-        head.append(f"{column_title(column)}{' (%)' if table.unit else ''}")
+        head.append(f"{markdown_text(column_title(column))}{' (%)' if table.unit else ''}")
         head += ["paper", "difference"] if shows_paper(table, column) else []
     lines += [_md_row(head), _md_row(["---", *["---:"] * (len(head) - 1)])]
     for label in table.rows:
-        cells = [label]
+        cells = [markdown_text(label)]
         for column in table.columns:
             entry = table.entries.get((label, column))
             text = ABSENT
@@ -207,9 +220,9 @@ def markdown(table: Table) -> str:
         lines.append(_md_row(cells))
     if table.has_pairs:
         lines += ["", f"{_capital(paired_title(table))}:", ""]
-        lines += [_md_row(["method", *map(column_title, table.columns)])]
+        lines += [_md_row(["method", *(markdown_text(column_title(column)) for column in table.columns)])]
         lines += [_md_row(["---", *["---:"] * len(table.columns)])]
-        lines += [_md_row([label, *texts]) for label, texts in paired_rows(table)]
+        lines += [_md_row([markdown_text(label), *texts]) for label, texts in paired_rows(table)]
     return "\n".join(lines) + "\n"
 
 
@@ -254,17 +267,17 @@ def latex(table: Table) -> str:
     head, rule = ["method"], []
     at = 2
     for column, width in zip(table.columns, widths, strict=True):
-        head.append(rf"\multicolumn{{{len(width)}}}{{c}}{{{_tex(column_title(column))}}}")
+        head.append(rf"\multicolumn{{{len(width)}}}{{c}}{{{tex_text(column_title(column))}}}")
         rule.append(rf"\cmidrule(lr){{{at}-{at + len(width) - 1}}}")
         at += len(width)
     under = [""]
     for width in widths:
         under += ["measured", "paper", "diff."] if len(width) == 3 else ["measured"]
-    lines = [f"% {line}" for line in table.protocol]
+    lines = [f"% {shown(line, 2000)}" for line in table.protocol]
     lines += [rf"\begin{{tabular}}{{l{''.join(widths)}}}", r"\toprule", _tex_row(head), "".join(rule), _tex_row(under)]
     lines.append(r"\midrule")
     for label in table.rows:
-        cells = [_tex(label)]
+        cells = [tex_text(label)]
         for column in table.columns:
             entry = table.entries.get((label, column))
             text = "--"
@@ -279,9 +292,9 @@ def latex(table: Table) -> str:
     lines += [r"\bottomrule", r"\end{tabular}"]
     if table.has_pairs:
         lines += ["", f"% {paired_title(table)}", rf"\begin{{tabular}}{{l{'r' * len(table.columns)}}}", r"\toprule"]
-        lines += [_tex_row(["method", *(_tex(column_title(column)) for column in table.columns)]), r"\midrule"]
+        lines += [_tex_row(["method", *(tex_text(column_title(column)) for column in table.columns)]), r"\midrule"]
         for label, texts in paired_rows(table):
-            lines.append(_tex_row([_tex(label), *(_tex(text).replace(ABSENT, "--") for text in texts)]))
+            lines.append(_tex_row([tex_text(label), *(tex_text(text).replace(ABSENT, "--") for text in texts)]))
         lines += [r"\bottomrule", r"\end{tabular}"]
     return "\n".join(lines) + "\n"
 
@@ -312,12 +325,6 @@ def _md_row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _tex(text: str) -> str:
-    for symbol in "_%&#":
-        text = text.replace(symbol, f"\\{symbol}")
-    return text
-
-
 def _tex_row(cells: Sequence[str]) -> str:
     return f"{' & '.join(cells)} \\\\"
 
@@ -332,11 +339,11 @@ def _capital(text: str) -> str:
 
 def _all_markdown(tables: Sequence[Table], notes: Sequence[str]) -> str:
     text = "\n".join(markdown(table) for table in tables)
-    return text + ("\n" + "\n".join(f"- {note}" for note in notes) + "\n" if notes else "")
+    return text + ("\n" + "\n".join(f"- {markdown_text(note)}" for note in notes) + "\n" if notes else "")
 
 
 def _all_latex(tables: Sequence[Table], notes: Sequence[str]) -> str:
-    return "\n".join(latex(table) for table in tables) + "".join(f"% {note}\n" for note in notes)
+    return "\n".join(latex(table) for table in tables) + "".join(f"% {shown(note, 2000)}\n" for note in notes)
 
 
 WRITERS: Mapping[str, tuple[str, Callable[[Sequence[Table], Sequence[str]], str]]] = {
@@ -387,7 +394,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(text)
         else:
             arguments.out.mkdir(parents=True, exist_ok=True)
-            (arguments.out / name).write_text(text, encoding="utf-8")
+            write_text(arguments.out / name, text)
             print(f"wrote {arguments.out / name}")
     if arguments.out is not None or arguments.format == "csv":  # else they stand below the table
         for note in notes:

@@ -1,0 +1,123 @@
+"""Where a run's curves, its clients' classes and its graph come from: the files in its folder."""
+
+from __future__ import annotations
+
+import csv
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+UNREADABLE = (
+    ValueError, LookupError, TypeError, AttributeError, ArithmeticError, OSError, EOFError, RuntimeError, MemoryError,
+    csv.Error, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
+"""What reading a file raises that is cut short, was overwritten in part or is no such file at all."""
+
+
+class Source(Protocol):
+    """What figures are drawn from, besides the summary; each returns None where the run has no such thing."""
+
+    def history(self, metric: str) -> tuple[list[int], list[float]] | None:
+        """Return rounds and values of a metric, NaN where it was not measured."""
+
+    def class_counts(self) -> tuple[list[str], Array] | None:
+        """Return class names and (K, classes) counts."""
+
+    def last_graph(self) -> tuple[int, Array] | None:
+        """Return the last kept graph and its round."""
+
+    def metrics(self) -> list[str]:
+        """Return the names of the metrics that have a history."""
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The files of a run's folder.
+
+    Attributes:
+        path: the folder.
+    """
+
+    path: Path
+
+    def history(self, metric: str) -> tuple[list[int], list[float]] | None:
+        """Return rounds and values of a metric from ``metrics.csv``; None without file or column."""
+        names, rows = self._metrics()
+        if not rows or metric not in names:
+            return None
+        return [int(row["round"]) for row in rows], [float(row[metric] or "nan") for row in rows]
+
+    def metrics(self) -> list[str]:
+        """Return the columns of ``metrics.csv``, but for the round."""
+        return [name for name in self._metrics()[0] if name != "round"]
+
+    def _metrics(self) -> tuple[list[str], list[dict[str, str]]]:
+        path = self.path / "metrics.csv"
+        if not path.is_file():
+            return [], []
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file, strict=True)
+            rows = list(reader)
+        if reader.fieldnames is None:
+            raise ValueError("the file is empty")
+        if any(None in row or None in row.values() for row in rows):
+            raise ValueError("a row is not as long as the header")
+        return list(reader.fieldnames), rows
+
+    def class_counts(self) -> tuple[list[str], Array] | None:
+        """Return class names and (K, classes) counts from ``partition.csv``."""
+        path = self.path / "partition.csv"
+        if not path.is_file():
+            return None
+        with path.open(newline="", encoding="utf-8") as file:
+            lines = [line for line in csv.reader(file, strict=True) if line]
+        if len(lines) < 2:
+            raise ValueError("the file has no clients")
+        if len({len(line) for line in lines}) > 1:
+            raise ValueError("a row is not as long as the header")
+        counts = np.array([[float(cell) for cell in line[3:]] for line in lines[1:]])
+        if not np.isfinite(counts).all():
+            raise ValueError("a count is not a number")
+        return lines[0][3:], counts
+
+    def last_graph(self) -> tuple[int, Array] | None:
+        """Return the last graph in ``graphs.npz`` and its round."""
+        path = self.path / "graphs.npz"
+        if not path.is_file():
+            return None
+        with np.load(path) as stored:
+            kept = sorted(name for name in stored.files if name.startswith("round_"))
+            if not kept:
+                return None
+            number, graph = int(kept[-1].removeprefix("round_")), np.asarray(stored[kept[-1]], dtype=np.float64)
+        return number, square(graph, number)
+
+
+def square(graph: Array, number: int) -> Array:
+    """Return a graph that is a square matrix of weights; ValueError otherwise."""
+    if graph.ndim != 2 or graph.shape[0] != graph.shape[1] or np.isinf(graph).any():
+        raise ValueError(f"the graph of round {number} is not a square matrix of weights")
+    return graph
+
+
+def damage(source: Source, metric: str) -> str | None:
+    """Return which of the files that figures are drawn from cannot be read, and why; None where all can."""
+    name = "metrics.csv"
+    try:
+        source.history(metric)
+        name = "partition.csv"
+        held = source.class_counts()
+        name = "graphs.npz"
+        kept = source.last_graph()
+    except UNREADABLE as error:
+        return f"{name} cannot be read ({type(error).__name__}: {error})"
+    if held is not None and kept is not None and len(held[1]) != len(kept[1]):
+        return f"partition.csv has {len(held[1])} clients, graphs.npz {len(kept[1])}"
+    return None

@@ -1,0 +1,56 @@
+"""Names and reasons from outside, made fit for a terminal, Markdown, LaTeX and figures.
+
+A folder's name, a label or the reason in a summary may hold anything: bytes that are not UTF-8, line breaks, markup.
+"""
+
+from __future__ import annotations
+
+import re
+
+_TEX = {
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
+    "\u2013": "--", "\u2212": "$-$", "\u00b1": r"$\pm$", "\u2020": r"\textdagger{}", "\u2265": r"$\ge$", "\ufffd": "?",
+    **{symbol: f"\\{symbol}" for symbol in "{}$&%#_"},
+    **{symbol: f"{{{symbol}}}" for symbol in "[]*"},  # after the \\ of the row above they would be its argument
+}  # fmt: skip
+_MARKDOWN = re.compile(r"[\\|`*\[\]<>&~$]|(?<!\w)_|_(?!\w)")
+
+
+def shown(text: object, limit: int = 300) -> str:
+    r"""Return text in one printable line: no line breaks, no control or direction characters, no half characters.
+
+    >>> shown("a\nb\udcff")
+    'a\\nb\ufffd'
+    """
+    line = "".join(char if char.isprintable() else _visible(char) for char in str(text))
+    return line if len(line) <= limit else f"{line[: limit - 4]} ..."
+
+
+def _visible(char: str) -> str:
+    if "\ud800" <= char <= "\udfff":
+        return "\ufffd"
+    return " " if char == "\u00a0" else char.encode("unicode_escape").decode()
+
+
+def markdown_text(text: str) -> str:
+    r"""Return text as Markdown that shows it, in a table's cell too.
+
+    >>> print(markdown_text("two_step <b>|"))
+    two_step \<b\>\|
+    """
+    return _MARKDOWN.sub(lambda found: f"\\{found[0]}", text)
+
+
+def tex_text(text: str) -> str:
+    r"""Return text as LaTeX that shows it.
+
+    >>> print(tex_text("two_step 5 % \\input{x}"))
+    two\_step 5 \% \textbackslash{}input\{x\}
+    """
+    return "".join(_TEX.get(char, char) for char in text)
+
+
+def figure_text(text: str) -> str:
+    """Return text that matplotlib takes as it stands: a pair of dollars would be a formula."""
+    return text.replace("$", r"\$")

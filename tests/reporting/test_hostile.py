@@ -1,0 +1,172 @@
+"""Folders and files that nobody means to have: none stops a table, a picture or a page; what is left out is named."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from jgesr_lightning.reporting import figures, report
+from jgesr_lightning.reporting.runs import collect
+from jgesr_lightning.reporting.table import latex, main, markdown, tables_of
+from tests.reporting.synthetic import make_run
+
+
+def outputs(root, capsys):
+    """Make everything there is of a folder; return what was printed and written as text."""
+    assert main([str(root), "--format", "all"]) == 0
+    assert figures.main([str(root), "--out", str(root / "pictures")]) == 0
+    assert report.main([str(root), "--out", str(root / "page.html")]) == 0
+    captured = capsys.readouterr()
+    return captured.out + captured.err, (root / "page.html").read_text(encoding="utf-8")
+
+
+def change(folder, **values):
+    path = folder / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+@pytest.mark.parametrize(
+    "name", [b"caf\xe9", b"a\nb", b"$x^2$", b"a|b<i>", b"\\input{x}%", b"-rf", b"\xe2\x80\xaeevil", b"a b", b"~"]
+)
+def test_any_name_of_a_folder(tmp_path, capsys, name):
+    make_run(tmp_path, "sound", 0.9)
+    make_run(tmp_path, os.fsdecode(name), 0.8, seed=1)
+    make_run(tmp_path, os.fsdecode(b"lost " + name), 0.8, status="failed")
+    printed, page = outputs(tmp_path, capsys)
+    assert "<i>" not in page
+    assert printed.isascii() or "\u202e" not in printed
+    (table,), collection = tables_of([tmp_path])
+    assert [entry.value.n for entry in table.entries.values()] == [2]
+    assert len(collection.notes) == 1 and collection.notes[0].isprintable()
+
+
+EVIL = "a\n\\input{x} $y$ | <b>&_^~#%{\u202e}"
+
+
+def test_any_text_in_labels_and_reasons(tmp_path, capsys):
+    make_run(tmp_path, "one", 0.9, variant=EVIL)
+    make_run(tmp_path, "two", 0.8, data=EVIL)
+    change(make_run(tmp_path, "lost", 0.8, status="failed"), reason=EVIL)
+    _, page = outputs(tmp_path, capsys)
+    assert "<b>" not in page
+    tables, collection = tables_of([tmp_path])
+    for table in tables:
+        rows = [line for line in markdown(table).splitlines() if line.startswith("|")]
+        assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows[:3]}) == 1
+        assert not re.search(r"(?<!\\)[<`]", markdown(table))
+        lines = [line for line in latex(table).splitlines() if not line.startswith("%")]
+        assert not any("\\input" in line for line in lines)
+        for line in lines:
+            if "variant" in line:
+                assert r"\textbackslash{}n\textbackslash{}input\{x\} \$y\$" in line
+                assert r"\textbar{} \textless{}b\textgreater{}\&\_\textasciicircum{}\textasciitilde{}\#\%\{" in line
+    assert all(note.isprintable() for note in collection.notes)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("[]", "not a summary"),
+        ("null", "not a summary"),
+        ('{"status": "finished"}', "it has no schema"),
+        ('{"status": "finished", "schema": 1}', "it has no last"),
+        ('{"status": "finished", "schema": 1, "last": {"round": 1}}', "it has no config"),
+        ('{"status": "stopped", "schema": 1}', "stopped after round None of None"),
+        ('{"status": ["a"], "schema": 1, "reason": {}}', "after round"),
+        ("[" * 100_000, "cannot be read"),
+        ('{"status": "finished", "schema": 1, "last": []}', "it has no config"),
+        ('{"status": "finished", "schema": 1, "last": [], "config": {}}', "cannot be read"),
+        ('"' + "\\ud800" * 5 + '"', "not a summary"),
+        ("", "cannot be read"),
+    ],
+)
+def test_a_summary_that_is_none_is_named(tmp_path, capsys, content, reason):
+    make_run(tmp_path, "sound", 0.9)
+    (make_run(tmp_path, "harmed", 0.8, seed=1) / "summary.json").write_text(content)
+    printed, page = outputs(tmp_path, capsys)
+    (note,) = collect([tmp_path]).notes
+    assert note.startswith("harmed: ") and reason in note and len(note) < 400 and note.isprintable()
+    assert "harmed: " in page and note in printed
+
+
+def test_settings_that_differ_by_rounding_are_one_row_and_one_column(tmp_path, capsys):
+    make_run(tmp_path, "a", 0.90, alpha=0.3, noise=0.3, seed=0)
+    make_run(tmp_path, "b", 0.92, alpha=0.1 + 0.2, noise=0.1 + 0.2, seed=0)
+    make_run(tmp_path, "c", 0.95, alpha=0.1 + 0.2, noise=0.3, seed=1)
+    (table,), collection = tables_of([tmp_path])
+    assert list(table.entries) == [("jgesr (alpha=0.3)", ("mnist", 0.3, 0.0))]
+    (entry,) = table.entries.values()
+    assert entry.value.n == 2  # a and b are one seed, neither is dropped: (91 + 95) / 2
+    assert entry.value.mean == pytest.approx(93)
+    assert len(collection.runs) == 3
+    (note,) = collection.notes
+    assert note.startswith("b: same seed as a, and settings that differ by rounding only")
+    outputs(tmp_path, capsys)
+    curves = [name for name in os.listdir(tmp_path / "pictures") if name.startswith("rounds")]
+    assert sorted(curves) == ["rounds_mnist_s_0.3.png", "rounds_mnist_s_0.3.svg"]
+
+
+def test_settings_that_differ_are_not_one_row(tmp_path):
+    make_run(tmp_path, "a", 0.90, alpha=0.1234567)
+    make_run(tmp_path, "b", 0.92, alpha=0.1234568)
+    (table,), collection = tables_of([tmp_path])
+    assert len(table.rows) == 2 and not collection.notes
+
+
+def test_pictures_of_different_labels_have_different_names(tmp_path, capsys):
+    for number, label in enumerate(["x/y", "x_y", "X/Y"]):
+        make_run(tmp_path, f"run{number}", 0.9, variant=label)
+    assert figures.main([str(tmp_path)]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert len({name.lower() for name in printed}) == len(printed)
+    assert sum("graph_" in name for name in printed) == 6
+
+
+def test_links_are_followed_once_and_loops_end(tmp_path):
+    scratch = make_run(tmp_path / "scratch", "far", 0.9)
+    runs = tmp_path / "runs"
+    make_run(runs, "near", 0.8, seed=1)
+    (runs / "linked").symlink_to(scratch)
+    (runs / "linked twice").symlink_to(scratch)
+    (runs / "up").symlink_to(tmp_path)
+    (runs / "self").symlink_to(runs)
+    (runs / "group").mkdir()
+    (runs / "group" / "loop").symlink_to(runs / "group")
+    (runs / "gone").symlink_to(tmp_path / "nowhere")
+    collection = collect([runs])
+    assert [run.name for run in collection.runs] == ["linked", "near"]
+    assert collection.notes == ["gone: a link to a place that is not there; left out"]
+    (tmp_path / "root").symlink_to(runs)
+    assert len(collect([tmp_path / "root", runs]).runs) == 2
+
+
+def test_a_page_that_fails_leaves_the_former_one(tmp_path, monkeypatch):
+    make_run(tmp_path, "a", 0.9)
+    assert report.main([str(tmp_path)]) == 0
+    before = (tmp_path / "report.html").read_bytes()
+    monkeypatch.setattr("jgesr_lightning.runtime.files.os.fsync", lambda _: (_ for _ in ()).throw(OSError("no space")))
+    with pytest.raises(OSError, match="no space"):
+        report.main([str(tmp_path)])
+    assert (tmp_path / "report.html").read_bytes() == before
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+@pytest.mark.parametrize("backend", ["module://matplotlib_inline.backend_inline", "no such thing", "tkagg"])
+def test_pictures_are_drawn_whatever_the_environment_names(tmp_path, backend):
+    make_run(tmp_path, "a", 0.9)
+    done = subprocess.run(
+        [sys.executable, "-m", "jgesr_lightning", "figures", str(tmp_path)],
+        env=os.environ | {"MPLBACKEND": backend},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "rounds_mnist_s_0.1.png" in done.stdout
+    imported = "import os; from jgesr_lightning.reporting import plots; print(os.environ['MPLBACKEND'])"
+    done = subprocess.run(
+        [sys.executable, "-c", imported], env=os.environ | {"MPLBACKEND": backend}, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == backend, done.stderr  # nobody else's environment is changed
