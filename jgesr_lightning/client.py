@@ -55,6 +55,14 @@ class ClientModule(LightningModule):
         self.momentum = momentum
         self.terms: tuple[Regulariser, ...] = (*((Proximal(proximal_mu),) if proximal_mu else ()), *terms)
         self.layout = ParameterLayout.of(net)
+        self._trained = [name in self.layout.names for name, _ in net.named_parameters()]
+        # counters and the like begin anew at each visit, so that nothing of one client reaches the next
+        persistent = net.state_dict()
+        self._fresh = {
+            name: buffer.clone()
+            for name, buffer in net.named_buffers()
+            if name in persistent and name not in self.layout.names
+        }
         self._resumed: Tensor | None = None
         self.register_buffer("sent", torch.empty(0), persistent=False)
         self.anchor()
@@ -100,12 +108,16 @@ class ClientModule(LightningModule):
             self.sent = present
 
     def receive(self, row: Tensor) -> None:
-        """Load the model `row` (d,) the server sent; it becomes the anchor of the penalties. `row` is copied."""
-        self.net.load_state_dict(self.layout.restore(row.detach()), strict=False)
+        """Load the model `row` (d,) the server sent; it becomes the anchor of the penalties. `row` is copied.
+
+        Buffers that do not travel (see `ParameterLayout`) are as in the network that this module was made with.
+        """
+        self.net.load_state_dict(self.layout.restore(row.detach()) | self._fresh, strict=False)
 
     def vector(self) -> Tensor:
         """Return the trained parameters as one new vector, through which gradients flow."""
-        return torch.cat([p.reshape(-1) for p in self.net.parameters()])
+        pairs = zip(self.net.parameters(), self._trained, strict=True)
+        return torch.cat([p.reshape(-1) for p, trained in pairs if trained])
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the anchor beside the weights (Lightning's hook)."""

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 class ParameterLayout:
     """Names, shapes and order of a network's communicated tensors.
 
-    The rule: all parameters in the network's own order come first, then its persistent floating-point buffers (batch
-    norm's running statistics). Integer buffers (batch norm's counter) stay on the client.
+    The rule: all trained parameters in the network's own order come first, then its persistent floating-point buffers
+    (batch norm's running statistics), which travel and are aggregated like parameters. What nobody changes, frozen
+    parameters, and what counts, integer buffers, does not travel: a client has the initial network's.
 
     Attributes:
         names: state-dict keys, in order.
@@ -30,7 +31,7 @@ class ParameterLayout:
     def of(cls, net: nn.Module) -> ParameterLayout:
         """Read the layout off a network."""
         persistent = net.state_dict(keep_vars=True)
-        parameters = {name: p for name, p in net.named_parameters() if name in persistent}
+        parameters = {name: p for name, p in net.named_parameters() if name in persistent and p.requires_grad}
         # a parameter that two layers share stands under its first name alone
         shared = {name for name, _ in net.named_parameters(remove_duplicate=False)}
         buffers = {name: b for name, b in persistent.items() if name not in shared and b.is_floating_point()}
@@ -50,6 +51,12 @@ class ParameterLayout:
     def size(self) -> int:
         """Number of columns d."""
         return sum(self.sizes)
+
+    @property
+    def variances(self) -> Tensor:
+        """(d,) bool: columns of running variances, which noise can make negative and nothing else may be."""
+        running = [name.rpartition(".")[2] == "running_var" for name in self.names]
+        return torch.tensor(running, dtype=torch.bool).repeat_interleave(torch.tensor(self.sizes, dtype=torch.long))
 
     @property
     def layers(self) -> tuple[int, ...]:

@@ -84,3 +84,20 @@ def test_a_row_of_the_wrong_length_is_an_error():
     layout = ParameterLayout.of(nn.Linear(2, 2))
     with pytest.raises(RuntimeError):
         layout.restore(torch.zeros(layout.size + 1))
+
+
+def test_frozen_parameters_stay():
+    net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    net[0].weight.requires_grad_(False)
+    assert ParameterLayout.of(net).names == ("0.bias", "1.weight", "1.bias")
+
+
+def test_variances_are_the_columns_of_running_variances():
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2), nn.BatchNorm1d(2, affine=False))
+    layout = ParameterLayout.of(net)
+    row = layout.flatten(net.state_dict())
+    row[layout.variances] = -1
+    state = layout.restore(row)
+    assert state["1.running_var"].eq(-1).all() and state["3.running_var"].eq(-1).all()
+    assert row.eq(-1).sum() == layout.variances.sum() == 6
+    assert not ParameterLayout.of(nn.Linear(2, 2)).variances.any()

@@ -2,15 +2,27 @@
 
 import pytest
 import torch
+from torch import nn
 
-from jgesr_lightning.models import MODELS, build_model
+from jgesr_lightning.models import MODELS, build_model, check_sizes, shape_arguments
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize(("channels", "side", "classes"), [(1, 28, 10), (3, 32, 10), (2, 16, 5)])
-def test_scores_for_every_input_shape(name, channels, side, classes):
-    net = build_model(name, channels, side, classes)
-    assert net(torch.randn(3, channels, side, side)).shape == (3, classes)
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (2, 16, 16), (3, 20, 37)])
+def test_scores_for_every_input_shape(name, shape):
+    net = build_model(name, *shape_arguments(shape), 5)
+    assert net(torch.randn(3, *shape)).shape == (3, 5)
+
+
+def test_arguments_of_a_shape():
+    shapes = [(1, 28, 28), (3, 20, 37), (30,), (2, 9)]
+    assert [shape_arguments(s) for s in shapes] == [(1, 28), (3, (20, 37)), (30, None), (2, (9,))]
+
+
+def test_plain_features_are_the_perceptron_s():
+    assert build_model("mlp", 30, None, 4)(torch.randn(3, 30)).shape == (3, 4)
+    with pytest.raises(ValueError, match=r"model\.name=lenet.*shape \(30,\), which mlp would take"):
+        build_model("lenet", 30, None, 4)
 
 
 @pytest.mark.parametrize(
@@ -41,3 +53,74 @@ def test_unknown_name_lists_the_known_ones():
 def test_inputs_too_small():
     with pytest.raises(ValueError, match="12 pixels"):
         build_model("lenet", 1, 12, 10)
+
+
+def test_a_network_of_torchvision_is_fitted_to_channels_and_classes():
+    net = build_model("torchvision:mobilenet_v3_small", 2, (40, 32), 7)
+    again = build_model("torchvision:mobilenet_v3_small", 2, (40, 32), 7).state_dict()
+    assert all(torch.equal(value, again[name]) for name, value in net.state_dict().items())
+    assert again["features.0.1.num_batches_tracked"] == 0, "trying the network left traces in it"
+    assert net(torch.randn(2, 2, 40, 32)).shape == (2, 7)
+
+
+def test_unknown_and_unfit_networks_of_torchvision():
+    with pytest.raises(ValueError, match=r"no classification network 'resnet81' \(did you mean 'resnet18'\?\)"):
+        build_model("torchvision:resnet81", 1, 28, 10)
+    with pytest.raises(ValueError, match=r"torchvision:alexnet cannot take inputs of shape \(1, 28, 28\)"):
+        build_model("torchvision:alexnet", 1, 28, 10)
+
+
+def frozen(net):
+    return net.requires_grad_(False)
+
+
+def complex_net():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 3, bias=False))
+    net[1].weight = nn.Parameter(torch.zeros(3, 16, dtype=torch.complex64))
+    return net
+
+
+class Talkative(nn.Linear):
+    def forward(self, x):
+        return {"scores": super().forward(x.flatten(1))}
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda *_: nn.Linear(5, 3), r"cannot take inputs of shape \(1, 4, 4\): mat1 and mat2"),
+        (
+            lambda *_: nn.Sequential(nn.Flatten(), nn.Linear(16, 2)),
+            r"returns \(samples, 2\) for inputs .* \(samples, 3\)",
+        ),
+        (lambda *_: nn.Conv2d(1, 3, 1), r"returns \(samples, 3, 4, 4\) for"),
+        (lambda *_: nn.Sequential(nn.Flatten(0), nn.Unflatten(0, (32, 1))), "has no parameters; there is nothing"),
+        (lambda *_: Talkative(16, 3), "returns a dict for"),
+        (lambda *_: frozen(nn.Sequential(nn.Flatten(), nn.Linear(16, 3))), "all parameters frozen"),
+        (lambda *_: complex_net(), "is torch.complex64"),
+        (lambda *_: "net", "returns a str; it must return a torch.nn.Module"),
+        (lambda *_: 1 / 0, "division by zero"),
+        (lambda classes: nn.Flatten(), "takes 1 positional argument but 3 were given"),
+    ],
+)
+def test_a_network_that_does_not_fit_is_one_line(monkeypatch, make, message):
+    monkeypatch.setitem(MODELS, "mine", make)
+    with pytest.raises(ValueError, match=message) as caught:
+        build_model("mine", 1, 4, 3)
+    assert "model.name=mine" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_lazy_layers_are_made_from_the_seed(monkeypatch):
+    monkeypatch.setitem(MODELS, "mine", lambda *_: nn.Sequential(nn.Flatten(), nn.LazyLinear(3)))
+    first, second = (build_model("mine", 1, 4, 3, seed=1)[1].weight for _ in range(2))
+    assert first.shape == (3, 16) and torch.equal(first, second)
+
+
+def test_batch_normalisation_asks_for_two_samples():
+    net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    check_sizes(net, 2, {0: 3})
+    check_sizes(nn.Linear(2, 2), 1, {0: 1})
+    with pytest.raises(ValueError, match=r"local\.batch_size is 1; the batch normalisation '1' needs at least 2"):
+        check_sizes(net, 1, {0: 3})
+    with pytest.raises(ValueError, match="client 7 has fewer than 2"):
+        check_sizes(net, "full", {3: 5, 7: 1})

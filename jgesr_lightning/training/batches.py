@@ -28,6 +28,14 @@ def visit_orders(size: int, epochs: int, batch_size: BatchSize, seed: int, round
     return torch.stack([torch.randperm(size, generator=draw) for _ in range(epochs)])
 
 
+def split(order: Tensor, size: int, least: int = 1) -> list[Tensor]:
+    """Return consecutive slices of `size` samples; a last one of fewer than `least` is joined to the one before."""
+    slices = list(order.split(size))
+    if len(slices) > 1 and len(slices[-1]) < least:
+        slices[-2:] = [torch.cat(slices[-2:])]
+    return slices
+
+
 def part_size(batch_size: BatchSize, device_type: str) -> int:
     """Return the samples that are computed at once: a batch, or a part of a full step."""
     return PART.get(device_type, 512) if batch_size == "full" else batch_size

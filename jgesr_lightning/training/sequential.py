@@ -12,9 +12,10 @@ from torch.nn.functional import cross_entropy
 from torchmetrics.classification import MulticlassAccuracy
 
 from jgesr_lightning.client import ClientModule
+from jgesr_lightning.models.fitness import batch_normalisation, check_sizes
 from jgesr_lightning.seeding import DROPOUT, derive
 from jgesr_lightning.training.base import ClientData, Deliver, Engine
-from jgesr_lightning.training.batches import BatchSize, part_size, steps_of, visit_orders
+from jgesr_lightning.training.batches import BatchSize, part_size, split, visit_orders
 
 EVALUATION_BATCH = 512
 
@@ -31,6 +32,9 @@ class SequentialEngine(Engine):
         epochs: local epochs a round.
         batch_size: samples a step, or "full".
         seed: seed of the batches.
+
+    Raises:
+        ValueError: batch normalisation would have to train on a single sample.
     """
 
     name = "sequential"
@@ -53,6 +57,9 @@ class SequentialEngine(Engine):
         self.epochs = epochs
         self.batch_size = batch_size
         self.part = part_size(batch_size, fabric.device.type)
+        # a batch of one sample has no variance: it joins the batch before it
+        self.least = 2 if batch_normalisation(client.net) is not None else 1
+        check_sizes(client.net, batch_size, {k: own.size for k, own in zip(clients, data, strict=True)})
         self.seed = seed
         self.module = fabric.setup_module(client)
         self._convert = fabric.strategy.precision.convert_input
@@ -92,9 +99,12 @@ class SequentialEngine(Engine):
         assert isinstance(optimizer, _FabricOptimizer)  # one went in
         orders = visit_orders(data.size, self.epochs, self.batch_size, self.seed, round_number, self.clients[row])
         total = torch.zeros((), dtype=torch.float64, device=self.fabric.device)
+        taken = 0
         for order in orders.to(self.fabric.device, non_blocking=True):
-            for step in order.split(data.size if self.batch_size == "full" else self.batch_size):
-                parts = step.split(self.part)
+            steps = [order] if self.batch_size == "full" else split(order, self.batch_size, self.least)
+            taken += len(steps)
+            for step in steps:
+                parts = split(step, self.part, self.least) if self.batch_size == "full" else [step]
                 for number, index in enumerate(parts, 1):
                     batch = data.train_inputs.index_select(0, index), data.train_labels.index_select(0, index)
                     loss = self._loss(batch, len(index) / len(step), number == len(parts))
@@ -102,7 +112,7 @@ class SequentialEngine(Engine):
                     total += loss.detach()
                 optimizer.step()
                 optimizer.zero_grad()
-        return float(total) / (self.epochs * steps_of(data.size, self.batch_size))
+        return float(total) / taken
 
     def _loss(self, batch: tuple[Tensor, Tensor], share: float, penalised: bool) -> Tensor:
         # where the strategy leaves the module unwrapped, Fabric's wrapper applies no precision to its methods

@@ -1,0 +1,64 @@
+"""The networks that clients train. To add one, write a function and name it in `MODELS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from jgesr_lightning.checks import one_of
+from jgesr_lightning.models.fitness import check_network, check_sizes
+from jgesr_lightning.models.plain import Size, fedavg_cnn, lenet, mlp, sides
+from jgesr_lightning.models.vision import PREFIX, torchvision_network
+from jgesr_lightning.seeding import INIT, derive
+
+__all__ = ["MODELS", "ModelFactory", "Size", "build_model", "check_sizes", "shape_arguments"]
+
+ModelFactory = Callable[[int, Size, int], nn.Module]
+"""(channels of an input, or its number of features; its size; number of classes) -> network on (B, channels, *size)."""
+
+MODELS: dict[str, ModelFactory] = {"lenet": lenet, "fedavg_cnn": fedavg_cnn, "mlp": mlp}
+
+
+def shape_arguments(input_shape: Sequence[int]) -> tuple[int, Size]:
+    """Return the first two arguments of a factory for samples of `input_shape` ((C, H, W) or (features,))."""
+    channels, *rest = input_shape
+    square = len(rest) == 2 and rest[0] == rest[1]
+    return channels, rest[0] if square else tuple(rest) or None
+
+
+def build_model(name: str, in_channels: int, image_size: Size, num_classes: int, seed: int = 0) -> nn.Module:
+    """Return the named network with its own initialisation drawn from `seed`; global random state is kept.
+
+    Args:
+        name: a name in `MODELS`, or ``torchvision:`` and a classification network of torchvision.
+        in_channels: channels of an image, or the number of plain features.
+        image_size: side of a square image, (height, width), or None for plain features.
+        num_classes: number of classes.
+        seed: of the initial weights.
+
+    Raises:
+        ValueError: unknown name (the known ones are listed), or a network that cannot take such inputs, does not give
+            such scores, or has nothing to train.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(seed, INIT))
+        net = _made(name, in_channels, image_size, num_classes)
+        check_network(name, net, (in_channels, *sides(image_size)), num_classes)
+    return net
+
+
+def _made(name: str, in_channels: int, size: Size, num_classes: int) -> nn.Module:
+    if not name.startswith(PREFIX):
+        one_of("model.name", name, MODELS)
+    try:
+        if name.startswith(PREFIX):
+            return torchvision_network(name.removeprefix(PREFIX), in_channels, size, num_classes)
+        net = MODELS[name](in_channels, size, num_classes)
+    except Exception as error:  # whatever somebody's function raises
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(f"model.name={name}: {reason}") from error
+    if not isinstance(net, nn.Module):
+        raise ValueError(f"model.name={name} returns a {type(net).__name__}; it must return a torch.nn.Module")
+    return net
