@@ -56,9 +56,9 @@ class ModelConfig(Section):
     @field_validator("name")
     @classmethod
     def _known(cls, name: str) -> str:
-        from jgesr_lightning.models import MODELS
+        from jgesr_lightning.models import check_name
 
-        one_of("model.name", name, MODELS)
+        check_name(name)
         return name
 
 
@@ -68,7 +68,7 @@ class LocalConfig(Section):
     section = "local"
 
     epochs: int = Field(5, ge=1, description="passes over a client's training samples in each round")
-    batch_size: int = Field(128, ge=1, description="samples a step")
+    batch_size: Positive | Literal["full"] = Field(128, description="samples a step; full: all of a client's, one step")
     lr: float = Field(0.01, gt=0, description="learning rate")
     momentum: float = Field(0.0, ge=0, lt=1, description="of SGD")
     proximal_mu: float | None = Field(

@@ -13,7 +13,7 @@ from jgesr_lightning.models.plain import Size, fedavg_cnn, lenet, mlp, sides
 from jgesr_lightning.models.vision import PREFIX, torchvision_network
 from jgesr_lightning.seeding import INIT, derive
 
-__all__ = ["MODELS", "ModelFactory", "Size", "build_model", "check_sizes", "shape_arguments"]
+__all__ = ["MODELS", "ModelFactory", "Size", "build_model", "check_name", "check_sizes", "shape_arguments"]
 
 ModelFactory = Callable[[int, Size, int], nn.Module]
 """(channels of an input, or its number of features; its size; number of classes) -> network on (B, channels, *size)."""
@@ -26,6 +26,12 @@ def shape_arguments(input_shape: Sequence[int]) -> tuple[int, Size]:
     channels, *rest = input_shape
     square = len(rest) == 2 and rest[0] == rest[1]
     return channels, rest[0] if square else tuple(rest) or None
+
+
+def check_name(name: str) -> None:
+    """Raise ValueError, with the known ones, unless `name` may name a network; torchvision's own are not looked up."""
+    if not name.startswith(PREFIX):
+        one_of("model.name", name, (*MODELS, f"{PREFIX}NAME"))
 
 
 def build_model(name: str, in_channels: int, image_size: Size, num_classes: int, seed: int = 0) -> nn.Module:
@@ -50,8 +56,7 @@ def build_model(name: str, in_channels: int, image_size: Size, num_classes: int,
 
 
 def _made(name: str, in_channels: int, size: Size, num_classes: int) -> nn.Module:
-    if not name.startswith(PREFIX):
-        one_of("model.name", name, MODELS)
+    check_name(name)
     try:
         if name.startswith(PREFIX):
             return torchvision_network(name.removeprefix(PREFIX), in_channels, size, num_classes)
