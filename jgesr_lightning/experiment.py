@@ -416,6 +416,8 @@ def _wandb(config: Config, folder: Path, table: tuple[list[str], list[list[Any]]
         mode=config.logging.wandb_mode if config.logging.wandb else "disabled",
         graph_every=config.logging.graph_every,
         class_table=table,
+        artifacts=config.logging.artifacts,
+        save_code=config.logging.save_code,
         announce=lambda facts: files.facts.update(wandb=dict(facts)),
     )
 
@@ -425,7 +427,8 @@ def _labels(config: Config, folder: Path) -> Labels:
     logging = config.logging
     if not logging.wandb:
         return Labels(folder.name, PROJECT, "")
-    given = {"project": None if logging.project == PROJECT else logging.project, "group": logging.group}
+    keys = ("project", "group", "entity", "job_type", "notes")
+    given = {"name": folder.name if config.named else None, **{key: getattr(logging, key) for key in keys}}
     defaults = {"name": folder.name, "group": group_name(to_dict(config))}
     try:
         return labels(given, logging.tags, defaults, os.environ)

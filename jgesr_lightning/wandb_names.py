@@ -1,7 +1,7 @@
 """What W&B is told a run is called: what the user set, else the environment's WANDB_ variables, else our defaults.
 
 W&B refuses names that are too long or hold certain characters, some of them only when an offline run is sent, days
-later. `check` and `labels` refuse them first.
+later. `refusal` says so first.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def labels(
 
     Args:
         given: what the user set: name, project, group, entity, job_type, notes; None or missing where nothing was.
-        tags: what the user set; none: those of WANDB_TAGS.
+        tags: what the user set, checked already; none: those of WANDB_TAGS.
         defaults: name and group where neither user nor environment name one.
         environment: the process's; empty variables count as missing.
 
@@ -62,44 +62,38 @@ def labels(
             found[key] = given[key]
         elif environment.get(variable):
             found[key], shown = environment[variable], variable
-        check(key, found.get(key), shown)
+        _refuse(key, found.get(key), shown)
     if not tags:
         tags = [tag.strip() for tag in environment.get("WANDB_TAGS", "").split(",") if tag.strip()]
-        check_tags(tags, "WANDB_TAGS")
-    check_tags(tags)
+        for tag in tags:
+            _refuse("tag", tag, "a tag of WANDB_TAGS")
     return Labels(**found, tags=tuple(tags))  # type: ignore[arg-type]
 
 
-def check(key: str, value: str | None, shown: str) -> None:
-    """Raise ValueError where W&B would refuse `value` as a run's name, project, group, entity or job type.
+def refusal(key: str, value: str | None) -> str:
+    """Return why W&B would refuse a run's name, project, group, entity, job type or tag; empty where it would not.
 
     Args:
         key: which of them; notes are free.
         value: None is left to W&B.
-        shown: what the message calls it.
     """
     if value is None or key == "notes":
-        return
+        return ""
+    longest = TAG_LENGTH if key == "tag" else NAME_LENGTH
     if not value.strip():
-        raise ValueError(f"{shown} is {value!r}; W&B wants a text that is not empty")
-    if len(value) > NAME_LENGTH:
-        raise ValueError(f"{shown} is {_short(value)}, {len(value)} characters; W&B takes at most {NAME_LENGTH}")
-    wrong = [character for character in NO_PART_OF_AN_ADDRESS if character in value]
+        return "it must not be empty"
+    if len(value) > longest:
+        return f"it must have at most {longest} characters for W&B, and has {len(value)}"
+    wrong = [repr(character) for character in NO_PART_OF_AN_ADDRESS if character in value]
     if key in ("project", "entity") and wrong:
-        raise ValueError(f"{shown} is {value!r}; W&B does not take {' '.join(map(repr, wrong))} in it")
-    if "\n" in value or "\r" in value:
-        raise ValueError(f"{shown} is {value!r}; W&B wants a single line")
+        return f"it must not hold {' '.join(wrong)}, which W&B refuses"
+    return ""
 
 
-def check_tags(tags: Sequence[str], shown: str = "logging.tags") -> None:
-    """Raise ValueError where W&B would refuse one of the tags."""
-    for tag in tags:
-        if not tag.strip():
-            raise ValueError(f"{shown} holds an empty tag; W&B takes tags of 1 to {TAG_LENGTH} characters")
-        if len(tag) > TAG_LENGTH:
-            raise ValueError(
-                f"{shown} holds {_short(tag)}, {len(tag)} characters; W&B takes tags of 1 to {TAG_LENGTH} characters"
-            )
+def _refuse(key: str, value: str | None, shown: str) -> None:
+    if reason := refusal(key, value):
+        text = str(value)
+        raise ValueError(f"{shown} is {text if len(text) <= 40 else f'{text[:20]}...{text[-15:]}'!r}; {reason}")
 
 
 VARIABLES = {
@@ -110,7 +104,3 @@ VARIABLES = {
     "job_type": "WANDB_JOB_TYPE",
     "notes": "WANDB_NOTES",
 }
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= 40 else f"{text[:20]}...{text[-15:]}")

@@ -3,7 +3,8 @@
 import pytest
 import wandb
 
-from jgesr_lightning.wandb_names import Labels, check, check_tags, labels
+from jgesr_lightning.config import ConfigError, load_config
+from jgesr_lightning.wandb_names import Labels, labels, refusal
 
 DEFAULTS = {"name": "tiny", "group": "all seeds"}
 VARIABLES = {
@@ -31,33 +32,34 @@ def test_and_yields_to_what_the_user_set():
 def test_projects_that_wandb_refuses_are_refused(project):
     with pytest.raises(wandb.errors.UsageError):  # by its own check
         wandb.Settings(project=project)
-    with pytest.raises(ValueError, match=r"logging\.project is"):
-        check("project", project, "logging.project")
+    assert refusal("project", project)
     with pytest.raises(ValueError, match="WANDB_PROJECT is"):
         labels({}, (), DEFAULTS, {"WANDB_PROJECT": project})
+    with pytest.raises(ConfigError, match=r"^logging\.project is"):
+        load_config(None, [f"logging.project={project}"])
 
 
 @pytest.mark.parametrize("tag", ["", "x" * 65])
 def test_tags_that_wandb_refuses_are_refused(tag):
     with pytest.raises(ValueError, match="1 and 64"):
         wandb.Settings(run_tags=("good", tag))
-    with pytest.raises(ValueError, match="1 to 64 characters"):
-        check_tags(("good", tag))
-    check_tags(("x" * 64,))
+    assert refusal("tag", tag)
+    with pytest.raises(ConfigError, match=r"^logging\.tags is .*; each must"):
+        load_config(None, [f"logging.tags=[good,'{tag}']"])
+    assert not refusal("tag", "x" * 64)
     wandb.Settings(run_tags=("x" * 64,))
 
 
 @pytest.mark.parametrize("key", ["name", "group", "job_type", "entity"])
 def test_other_names_have_a_length(key):
-    check(key, "x" * 128, key)
-    for wrong in ("x" * 129, "", "  ", "two\nlines"):
-        with pytest.raises(ValueError):
-            check(key, wrong, key)
-    check(key, None, key)
-    check("notes", "several\nlines" * 100, "logging.notes")
+    assert not refusal(key, "x" * 128)
+    for wrong in ("x" * 129, "", "  "):
+        assert refusal(key, wrong)
+    assert not refusal(key, None)
+    assert not refusal("notes", "several\nlines" * 100)
 
 
 def test_a_message_stays_one_short_line():
     with pytest.raises(ValueError) as caught:
-        check("group", "x" * 5000, "logging.group")
-    assert len(str(caught.value)) < 150 and "5000 characters" in str(caught.value)
+        labels({}, (), DEFAULTS, {"WANDB_RUN_GROUP": "x" * 5000})
+    assert len(str(caught.value)) < 150 and "has 5000" in str(caught.value)

@@ -6,12 +6,13 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from jgesr_lightning.checks import one_of
 from jgesr_lightning.config.methods import checked_settings, min_clients
 from jgesr_lightning.config.section import Section
 from jgesr_lightning.paths import user_path
+from jgesr_lightning.wandb_names import refusal
 
 
 def _path(text: str) -> str:
@@ -137,10 +138,31 @@ class LoggingConfig(Section):
     wandb_mode: Literal["auto", "online", "offline", "disabled"] = Field(
         "auto", description="auto: online with a key and a network, else offline"
     )
-    project: str = Field("jgesr_lightning", pattern=r"\S", description="W&B project")
-    group: str | None = Field(None, description="W&B group; None: one for all seeds of this configuration")
-    tags: tuple[str, ...] = Field((), strict=False, description="W&B tags")
+    project: str | None = Field(None, description="W&B project; None: WANDB_PROJECT, else jgesr_lightning")
+    group: str | None = Field(
+        None, description="W&B group; None: WANDB_RUN_GROUP, else one for all seeds of this configuration"
+    )
+    entity: str | None = Field(None, description="user or team that owns the project; None: WANDB_ENTITY, else yours")
+    job_type: str | None = Field(None, description="kind of work within a group; None: WANDB_JOB_TYPE, else none")
+    notes: str | None = Field(None, description="free text; None: WANDB_NOTES, else none")
+    tags: tuple[str, ...] = Field((), strict=False, description="W&B tags; none: those of WANDB_TAGS")
+    artifacts: bool = Field(False, description="whether W&B keeps the final models and graph as an artifact")
+    save_code: bool = Field(False, description="whether W&B keeps the code of this package")
     graph_every: int = Field(5, ge=1, description="rounds from one picture of the graph to the next")
+
+    @field_validator("project", "group", "entity", "job_type")
+    @classmethod
+    def _taken_by_wandb(cls, text: str | None, info: ValidationInfo) -> str | None:
+        if reason := refusal(str(info.field_name), text):
+            raise ValueError(reason)
+        return text
+
+    @field_validator("tags")
+    @classmethod
+    def _tags_taken_by_wandb(cls, tags: tuple[str, ...]) -> tuple[str, ...]:
+        for reason in filter(None, (refusal("tag", tag) for tag in tags)):
+            raise ValueError(reason.replace("it must", "each must", 1))
+        return tags
 
 
 class SeedsConfig(Section):
