@@ -33,6 +33,7 @@ from jgesr_lightning.checks import nearest
 from jgesr_lightning.config import CONFIGS, Config, ConfigError, load_config, parse_overrides, to_dict
 from jgesr_lightning.identity import condition, digest, flatten, seed_of
 from jgesr_lightning.runtime.signals import StopRequest
+from jgesr_lightning.timing import duration
 
 KEYS = ("base", "settings", "methods", "data", "noise", "missing_rate", "seeds")
 OWN = ("name", "resume", "seed", "data.name", "channel.noise", "channel.missing_rate", "aggregator.name")
@@ -346,20 +347,6 @@ def _seconds_left(cells: Sequence[Cell], place: int, start: float) -> float:
     every = [seconds for values in taken.values() for seconds in values]
     alike = [taken.get(cell.config.data.name, every) for cell in waiting]
     return sum(start + sum(values) / len(values) for values in alike)
-
-
-def duration(seconds: float) -> str:
-    """Return a length of time in two units at most.
-
-    >>> duration(42.4), duration(187), duration(7260)
-    ('42 s', '3 min 7 s', '2 h 1 min')
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 def _copy_of_equal(cell: Cell) -> Path | None:

@@ -10,6 +10,7 @@ from jgesr_lightning.channel import Uplink
 from jgesr_lightning.client import ClientModule
 from jgesr_lightning.federation import Federation
 from jgesr_lightning.layout import ParameterLayout
+from jgesr_lightning.plan import RoundPlan
 from jgesr_lightning.runtime.sharding import Sharding
 from jgesr_lightning.training import ClientData, build_engine
 
@@ -49,9 +50,9 @@ def small_federation(
     data = client_data()
     clients = list(range(len(data)))
     engine, _ = build_engine("sequential", fabric, client, data, clients, 2, 2, 4, seed=0)
-    return Federation(
+    plan = RoundPlan(
         fabric=fabric,
-        orchestrator=orchestrator,
+        collector=orchestrator,
         engine=engine,
         uplink=Uplink(noise, missing_rate, seed=0),
         aggregator=aggregator,
@@ -63,3 +64,4 @@ def small_federation(
         rounds=rounds,
         **options,
     )
+    return Federation(plan)

@@ -19,7 +19,7 @@ class Recorder:
         self.hooks = []
         self.sent = {}
 
-    def on_federation_start(self, federation, state):
+    def on_federation_start(self, plan, state):
         self.hooks.append("start")
 
     def on_round_start(self, round_number, sent):
@@ -29,10 +29,10 @@ class Recorder:
     def on_client_delivered(self, row, client, model):
         self.hooks.append(f"client {client}")
 
-    def on_round_end(self, federation, state, record, watch):
+    def on_round_end(self, plan, state, record, watch):
         self.hooks.append(f"end {record.round}")
 
-    def on_federation_end(self, federation, state, status):
+    def on_federation_end(self, plan, state, status):
         self.hooks.append(status)
 
 
@@ -66,7 +66,7 @@ def test_a_callback_that_asks_for_state_dicts_is_given_what_was_collected():
     federation = small_federation([asker], rounds=1)
     run(federation)
     assert list(asker.rows) == [0, 1, 2, 3]
-    trained = federation.orchestrator.trained
+    trained = federation.plan.collector.trained
     assert [tuple(value.shape) for value in asker.rows[2].values()] == [(2, 3), (2,)]
     assert torch.equal(asker.rows[2]["weight"].flatten(), trained[2, :6])
     assert torch.equal(asker.rows[2]["bias"], trained[2, 6:])
@@ -76,7 +76,7 @@ def test_fedavg_without_noise_sends_the_weighted_mean_of_what_was_trained():
     federation = small_federation(noise=0.0, rounds=1)
     _, state = run(federation)
     shares = torch.tensor(SIZES, dtype=torch.float64) / sum(SIZES)
-    expected = (shares[:, None] * federation.orchestrator.trained.double()).sum(0)
+    expected = (shares[:, None] * federation.plan.collector.trained.double()).sum(0)
     torch.testing.assert_close(state.models.double(), expected.expand(4, -1), rtol=1e-6, atol=1e-7)
 
 
@@ -85,7 +85,7 @@ def test_two_equal_runs_are_bit_equal_and_the_channel_seed_matters():
     _, second = run(small_federation(noise=0.1))
     assert torch.equal(first.models, second.models)
     other = small_federation(noise=0.1)
-    other.uplink.seed = 1
+    other.plan.uplink.seed = 1
     _, third = run(other)
     assert not torch.equal(first.models, third.models)
 
@@ -95,7 +95,7 @@ def test_those_who_sit_out_keep_their_model_and_enter_no_sum():
     federation = small_federation([recorder], noise=0.0, rounds=4, participation=0.5)
     _, state = run(federation)
     for number in range(1, 4):
-        chosen = federation.participants(number)
+        chosen = federation.plan.participants(number)
         assert len(chosen) == 2
         assert recorder.hooks.count(f"round {number}") == 1
         absent = [k for k in range(4) if k not in chosen]
@@ -105,7 +105,7 @@ def test_those_who_sit_out_keep_their_model_and_enter_no_sum():
         assert record.metrics["participants"] == 2
         assert [k for k in range(4) if record.clients["participated"][k]] == chosen
         assert len(record.clients["accuracy/received"]) == 4  # all are evaluated
-    assert len({tuple(federation.participants(r)) for r in range(1, 40)}) > 1
+    assert len({tuple(federation.plan.participants(r)) for r in range(1, 40)}) > 1
 
 
 def test_evaluation_and_graphs_every_so_often_and_at_the_ends():
@@ -118,20 +118,20 @@ def test_evaluation_and_graphs_every_so_often_and_at_the_ends():
 
 def break_client(federation, broken, rounds=(2,)):
     """Make one client's training return a NaN in some rounds."""
-    collect = federation.orchestrator.on_client_delivered
+    collect = federation.plan.collector.on_client_delivered
     seen = {"round": 0}
 
     def on_round_start(round_number, sent):
         seen["round"] = round_number
-        type(federation.orchestrator).on_round_start(federation.orchestrator, round_number, sent)
+        type(federation.plan.collector).on_round_start(federation.plan.collector, round_number, sent)
 
     def on_client_delivered(row, client, model):
         collect(row, client, model)
         if client == broken and seen["round"] in rounds:
-            federation.orchestrator.trained[row, 1] = torch.nan
+            federation.plan.collector.trained[row, 1] = torch.nan
 
-    federation.orchestrator.on_round_start = on_round_start
-    federation.orchestrator.on_client_delivered = on_client_delivered
+    federation.plan.collector.on_round_start = on_round_start
+    federation.plan.collector.on_client_delivered = on_client_delivered
 
 
 @pytest.mark.parametrize("method", ["fedavg", "local", "pfedgraph", "cfl"])
@@ -157,7 +157,7 @@ def test_a_non_finite_upload_stops_the_run_where_asked():
 def test_a_non_finite_aggregate_never_reaches_a_client():
     recorder = Recorder()
     federation = small_federation([recorder], rounds=3)
-    whole = federation.aggregator.aggregate
+    whole = federation.plan.aggregator.aggregate
 
     def aggregate(upload):
         out = whole(upload)
@@ -165,7 +165,7 @@ def test_a_non_finite_aggregate_never_reaches_a_client():
             out.models[0, 0] = torch.inf
         return out
 
-    federation.aggregator.aggregate = aggregate
+    federation.plan.aggregator.aggregate = aggregate
     state = federation.fresh_state()
     with pytest.raises(NonFiniteError, match="round 2: the aggregate of fedavg is not finite; the models of round 1"):
         federation.run(state)
@@ -182,12 +182,12 @@ def test_a_stop_abandons_the_round_between_clients_and_keeps_the_last_whole_one(
 
     def stop_in_round_two(row, client, model):
         if recorder.hooks[-2:-1] == ["round 2"]:
-            federation.stop.received = "SIGTERM"
+            federation.plan.stop.received = "SIGTERM"
 
     class Stopper:
         on_client_delivered = staticmethod(stop_in_round_two)
 
-    federation.fabric._callbacks.append(Stopper())
+    federation.plan.fabric._callbacks.append(Stopper())
     status, state = run(federation)
     assert status == "stopped"
     assert recorder.hooks[-3:] == ["round 2", "client 0", "stopped"]
@@ -205,8 +205,8 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path, method):
     second = small_federation(rounds=6, **common)
     folder = checkpoint.newest(tmp_path)
     shared = checkpoint.read_shared(folder)
-    state = checkpoint.load(folder, shared, second.sharding, torch.device("cpu"))
-    second.aggregator.load_state(shared["aggregator"])
+    state = checkpoint.load(folder, shared, second.plan.sharding, torch.device("cpu"))
+    second.plan.aggregator.load_state(shared["aggregator"])
     assert second.run(state) == "finished"
     assert torch.equal(state.models, straight.models)
     for resumed, whole in zip(state.records, straight.records, strict=True):
@@ -225,7 +225,7 @@ def test_memory_and_handles_stay_flat_over_many_rounds(tmp_path):
     counts = []
 
     class Counter:
-        def on_round_end(self, federation, state, record, watch):
+        def on_round_end(self, plan, state, record, watch):
             if record.round in (20, 200):
                 counts.append(count())
 

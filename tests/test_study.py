@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from jgesr_lightning.config import ConfigError, load_config, to_dict
-from jgesr_lightning.study import choose, duration, load_study, main, parse_part, run_cells
+from jgesr_lightning.study import choose, load_study, main, parse_part, run_cells
+from jgesr_lightning.timing import duration
 
 ROOT = Path(__file__).parent.parent
 BASE = """

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from jgesr_lightning.federation import Federation, FederationState, Stopwatch
+from jgesr_lightning.plan import RoundPlan
 from jgesr_lightning.records import RoundRecord
 from jgesr_lightning.runtime import checkpoint
+from jgesr_lightning.state import FederationState
+from jgesr_lightning.timing import Stopwatch
 
 
 class Checkpoint:
@@ -25,25 +27,23 @@ class Checkpoint:
         self.config = config
         self._saved = -1
 
-    def on_federation_start(self, federation: Federation, state: FederationState) -> None:
+    def on_federation_start(self, plan: RoundPlan, state: FederationState) -> None:
         """Note what is saved already."""
         if state.records:
             self._saved = state.round
 
-    def on_round_end(
-        self, federation: Federation, state: FederationState, record: RoundRecord, watch: Stopwatch
-    ) -> None:
+    def on_round_end(self, plan: RoundPlan, state: FederationState, record: RoundRecord, watch: Stopwatch) -> None:
         """Save when due."""
-        if record.round > 0 and (record.round % self.every == 0 or record.round == federation.rounds):
+        if record.round > 0 and plan.is_due(record.round, self.every):
             with watch.part("checkpoint"):
-                self.save(federation, state)
+                self.save(plan, state)
 
-    def on_federation_end(self, federation: Federation, state: FederationState, status: str) -> None:
+    def on_federation_end(self, plan: RoundPlan, state: FederationState, status: str) -> None:
         """Save what a stop would lose."""
-        self.save(federation, state)
+        self.save(plan, state)
 
-    def save(self, federation: Federation, state: FederationState) -> None:
+    def save(self, plan: RoundPlan, state: FederationState) -> None:
         """Save `state` unless the newest checkpoint is of its round."""
         if state.round != self._saved:
-            checkpoint.save(self.root, state, federation.aggregator.state(), self.config, federation.sharding)
+            checkpoint.save(self.root, state, plan.aggregator.state(), self.config, plan.sharding)
             self._saved = state.round

@@ -16,9 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jgesr_lightning.federation import Federation, FederationState, Stopwatch
+from jgesr_lightning.plan import RoundPlan
 from jgesr_lightning.records import RoundRecord
 from jgesr_lightning.runtime.files import write_atomically, write_text
+from jgesr_lightning.state import FederationState
+from jgesr_lightning.timing import Stopwatch
+
+PartitionTable = tuple[list[str], list[list[Any]]]
+"""Columns and rows of the table of clients x classes."""
 
 PROTOCOL = (
     "accuracy/received: each client's local test accuracy of the model the server sends it after the round; "
@@ -38,25 +43,32 @@ class ResultFiles:
         folder: the run's folder.
         facts: what summary.json says of the run besides its outcome.
         write_csv: whether metrics.csv and clients.csv are written.
+        partition: columns and rows of partition.csv; None: no such file.
     """
 
-    def __init__(self, folder: Path, facts: Mapping[str, Any], write_csv: bool = True) -> None:
+    def __init__(
+        self, folder: Path, facts: Mapping[str, Any], write_csv: bool = True, partition: PartitionTable | None = None
+    ) -> None:
         self.folder = folder
         self.facts = dict(facts)
         self.write_csv = write_csv
+        self.partition = partition
         self._columns: dict[str, list[str]] = {}
         self._seconds_before = 0.0
         self._start = time.perf_counter()
 
-    def on_federation_start(self, federation: Federation, state: FederationState) -> None:
-        """Write the rounds that a resumed run has already had."""
-        if not federation.fabric.is_global_zero:
+    def on_federation_start(self, plan: RoundPlan, state: FederationState) -> None:
+        """Write the partition, and the rounds that a resumed run has already had."""
+        if not plan.fabric.is_global_zero:
             return
-        device = federation.fabric.device
+        if self.partition is not None:
+            columns, rows = self.partition
+            write_text(self.folder / "partition.csv", _csv([columns, *rows]))
+        device = plan.fabric.device
         on_gpu = device.type == "cuda"
         self.facts |= {
-            "engine": federation.engine.name,
-            "processes": federation.fabric.world_size,
+            "engine": plan.engine.name,
+            "processes": plan.fabric.world_size,
             "device": torch.cuda.get_device_name(device) if on_gpu else f"{device.type} {platform.machine()}",
         }
         self._seconds_before = float(state.records[-1].metrics.get("seconds/elapsed", 0.0)) if state.records else 0.0
@@ -64,23 +76,21 @@ class ResultFiles:
         if state.records:
             self._write_tables(state.records)
 
-    def on_round_end(
-        self, federation: Federation, state: FederationState, record: RoundRecord, watch: Stopwatch
-    ) -> None:
+    def on_round_end(self, plan: RoundPlan, state: FederationState, record: RoundRecord, watch: Stopwatch) -> None:
         """Add the round to every file."""
-        if not federation.fabric.is_global_zero:
+        if not plan.fabric.is_global_zero:
             return
         with watch.part("log"):
             record.metrics["seconds/elapsed"] = self._seconds_before + time.perf_counter() - self._start
             self._append(state.records)
             if record.round in state.graphs:
                 self._write_graphs(state)
-            self.write_summary(federation.rounds, state, "running", "")
+            self.write_summary(plan.rounds, state, "running", "")
 
-    def on_federation_end(self, federation: Federation, state: FederationState, status: str) -> None:
+    def on_federation_end(self, plan: RoundPlan, state: FederationState, status: str) -> None:
         """Write the summary."""
-        if federation.fabric.is_global_zero:
-            self.write_summary(federation.rounds, state, status, federation.stop.received or "")
+        if plan.fabric.is_global_zero:
+            self.write_summary(plan.rounds, state, status, plan.stop.received or "")
 
     def write_summary(self, rounds: int, state: FederationState, status: str, reason: str) -> None:
         """Write summary.json; `status` is running, finished, stopped or failed."""
@@ -161,7 +171,7 @@ class ResultFiles:
 
 def partition_table(
     classes: Sequence[str], counts: Tensor, sizes: Sequence[int], test_sizes: Sequence[int]
-) -> tuple[list[str], list[list[Any]]]:
+) -> PartitionTable:
     """Return columns and rows of the table of clients x classes.
 
     Args:
@@ -172,11 +182,6 @@ def partition_table(
     """
     rows = [[k, sizes[k], test_sizes[k], *row] for k, row in enumerate(counts.tolist())]
     return ["client", "train", "test", *classes], rows
-
-
-def write_partition(path: Path, columns: Sequence[str], rows: Sequence[Sequence[int]]) -> None:
-    """Write the table of clients x classes."""
-    write_text(path, _csv([columns, *rows]))
 
 
 def _csv(rows: Iterable[Sequence[Any]]) -> str:

@@ -10,9 +10,11 @@ from typing import Any
 from torch import Tensor
 from tqdm import tqdm
 
-from jgesr_lightning.federation import Federation, FederationState, Stopwatch
+from jgesr_lightning.plan import RoundPlan
 from jgesr_lightning.records import RoundRecord
 from jgesr_lightning.runtime.files import say
+from jgesr_lightning.state import FederationState
+from jgesr_lightning.timing import Stopwatch, duration
 
 
 class Progress:
@@ -30,17 +32,17 @@ class Progress:
         self._first = 0
         self._rounds = 0
 
-    def on_federation_start(self, federation: Federation, state: FederationState) -> None:
+    def on_federation_start(self, plan: RoundPlan, state: FederationState) -> None:
         """Open the bar."""
-        self.active = federation.fabric.is_global_zero
-        self._work = federation.weights.tolist()
-        self._start, self._first, self._rounds = time.perf_counter(), state.round, federation.rounds
+        self.active = plan.fabric.is_global_zero
+        self._work = plan.weights.tolist()
+        self._start, self._first, self._rounds = time.perf_counter(), state.round, plan.rounds
         if self.active and sys.stderr is not None and sys.stderr.isatty():
-            own = sum(self._work[client] for client in federation.sharding.clients)
-            left = (federation.rounds - state.round) * federation.participation * own
+            own = sum(self._work[client] for client in plan.sharding.clients)
+            left = (plan.rounds - state.round) * plan.participation * own
             shape = "{desc} {percentage:3.0f}%|{bar}| {elapsed} elapsed, {remaining} left{postfix}"
             self.bar = tqdm(total=left, bar_format=shape, dynamic_ncols=True)
-            self.bar.set_description(f"round {state.round}/{federation.rounds}")
+            self.bar.set_description(f"round {state.round}/{plan.rounds}")
 
     def on_round_start(self, round_number: int, sent: Tensor) -> None:
         """Name the round."""
@@ -54,18 +56,16 @@ class Progress:
             with contextlib.suppress(OSError):
                 self.bar.update(self._work[client])
 
-    def on_round_end(
-        self, federation: Federation, state: FederationState, record: RoundRecord, watch: Stopwatch
-    ) -> None:
+    def on_round_end(self, plan: RoundPlan, state: FederationState, record: RoundRecord, watch: Stopwatch) -> None:
         """Print the round's line, and after the first one when the run should end."""
         if not self.active:
             return
         elapsed = time.perf_counter() - self._start
         done = record.round - self._first
-        line = f"round {record.round}/{federation.rounds}  {_accuracies(record)}"
+        line = f"round {record.round}/{plan.rounds}  {_accuracies(record)}"
         if record.round > self._first and done > 0:
-            left = elapsed / done * (federation.rounds - record.round)
-            line += f"  {elapsed:.0f} s elapsed, {_duration(left)} left"
+            left = elapsed / done * (plan.rounds - record.round)
+            line += f"  {elapsed:.0f} s elapsed, {duration(left)} left"
             if done == 1 and left > 0:
                 line += f" (ends about {time.strftime('%H:%M', time.localtime(time.time() + left))})"
         if record.info.get("dropped_clients"):
@@ -74,7 +74,7 @@ class Progress:
             line += "  the solver diverged, what was sent is worthless: aggregator.step=backtracking helps"
         self._print(line)
 
-    def on_federation_end(self, federation: Federation, state: FederationState, status: str) -> None:
+    def on_federation_end(self, plan: RoundPlan, state: FederationState, status: str) -> None:
         """Close the bar."""
         if self.bar is not None:
             with contextlib.suppress(OSError):
@@ -96,9 +96,3 @@ def _accuracies(record: RoundRecord) -> str:
         if f"accuracy/{what}" in record.metrics
     ]
     return "accuracy " + ", ".join(parts) if parts else "not evaluated"
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"

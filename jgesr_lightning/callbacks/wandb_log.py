@@ -22,7 +22,9 @@ from jgesr_lightning.wandb_names import Labels
 if TYPE_CHECKING:
     from lightning.pytorch.loggers import WandbLogger
 
-    from jgesr_lightning.federation import Federation, FederationState, Stopwatch
+    from jgesr_lightning.plan import RoundPlan
+    from jgesr_lightning.state import FederationState
+    from jgesr_lightning.timing import Stopwatch
 
 logger = logging.getLogger(__name__)
 
@@ -87,17 +89,17 @@ class WandbLog:
         self.logger: WandbLogger | None = None
         self._run: Any = None
         self._start: _Start | None = None
-        self._progress: tuple[Federation, FederationState] | None = None
+        self._progress: tuple[RoundPlan, FederationState] | None = None
         self._logged = 0  # records that W&B has
         self._named: set[str] = set()  # metrics whose summary is defined
         self._diverged = False
         self._owns_data_variable = False
 
-    def on_federation_start(self, federation: Federation, state: FederationState) -> None:
+    def on_federation_start(self, plan: RoundPlan, state: FederationState) -> None:
         """Begin to start or continue the W&B run, without waiting for it."""
-        if self.mode == "disabled" or not federation.fabric.is_global_zero:
+        if self.mode == "disabled" or not plan.fabric.is_global_zero:
             return
-        self._progress = (federation, state)
+        self._progress = (plan, state)
         if DATA_VARIABLE not in os.environ:
             # where W&B stages tables, and finds them again when an offline run is sent. Before W&B reads its settings
             os.environ[DATA_VARIABLE] = str((self.folder / "wandb" / "data").resolve())
@@ -106,7 +108,7 @@ class WandbLog:
         self._start = _Start(lambda: self._begin(records))
 
     def on_round_end(
-        self, federation: Federation, state: FederationState, record: RoundRecord, watch: Stopwatch | None = None
+        self, plan: RoundPlan, state: FederationState, record: RoundRecord, watch: Stopwatch | None = None
     ) -> None:
         """Log the numbers of this round, and of those before it that W&B lacks; and their graphs, where due."""
         if self._start is None:
@@ -116,20 +118,20 @@ class WandbLog:
             if self._ready(wait=0.0):
                 self._catch_up()
 
-    def on_federation_end(self, federation: Federation, state: FederationState, status: str) -> None:
+    def on_federation_end(self, plan: RoundPlan, state: FederationState, status: str) -> None:
         """Log what is left, write the summary and end the W&B run, as preempted where it was asked to stop."""
         models = None
         if self.artifacts and self.mode != "disabled" and status == "finished":
-            models = federation.sharding.gather(state.models).to(state.models.dtype)  # all processes take part
+            models = plan.sharding.gather(state.models).to(state.models.dtype)  # all processes take part
         if self._start is None:
             return
         if self._ready(wait=2 * INIT_SECONDS):
             self._catch_up()
             self._summarise(state)
             if models is not None:
-                self._safely(lambda: self._keep(federation, state, models))
+                self._safely(lambda: self._keep(plan, state, models))
             if status == "stopped":
-                reason = f"stopped after round {state.round} of {federation.rounds}; resume=auto goes on from there"
+                reason = f"stopped after round {state.round} of {plan.rounds}; resume=auto goes on from there"
                 self._safely(lambda: self._run.alert("run stopped early", reason, level="WARN"))
                 self._safely(lambda: self._run.mark_preempting())
         self.close(exit_code=0 if status == "finished" else 1)
@@ -226,16 +228,16 @@ class WandbLog:
     def _catch_up(self, strict: bool = True) -> None:
         """Log every record that W&B does not have yet."""
         assert self._progress is not None
-        federation, state = self._progress
+        plan, state = self._progress
         while self._run is not None and self._logged < len(state.records):
             self._logged += 1
-            self._safely(lambda: self._log(federation, state, state.records[: self._logged]), strict)
+            self._safely(lambda: self._log(plan, state, state.records[: self._logged]), strict)
 
-    def _log(self, federation: Federation, state: FederationState, records: Sequence[RoundRecord]) -> None:
+    def _log(self, plan: RoundPlan, state: FederationState, records: Sequence[RoundRecord]) -> None:
         """Log the last of `records`, with pictures where they are due."""
         record = records[-1]
-        due = record.round % self.graph_every == 0 or record.round == federation.rounds
-        pictures = self._pictures(federation, state, records) if due else {}
+        due = record.round % self.graph_every == 0 or record.round == plan.rounds
+        pictures = self._pictures(plan, state, records) if due else {}
         for name in record.metrics.keys() - self._named:
             # one by one: W&B takes one of several patterns that match, and pictures want no summary of this kind.
             # A sweep's search reads a plain number, which W&B keeps where no summary is defined
@@ -251,16 +253,14 @@ class WandbLog:
             text = f"round {record.round}: the solver of {self.config['aggregator']['name']} diverged"
             self._run.alert("solver diverged", f"{text}; aggregator.step=backtracking helps", level="ERROR")
 
-    def _pictures(
-        self, federation: Federation, state: FederationState, records: Sequence[RoundRecord]
-    ) -> dict[str, Any]:
+    def _pictures(self, plan: RoundPlan, state: FederationState, records: Sequence[RoundRecord]) -> dict[str, Any]:
         """Return the graph of the last of `records`, and the clients' curves up to it."""
         number = records[-1].round
         shown = media.client_curves(records)
         graph = state.graphs.get(number)
         if graph is None:
             return shown
-        label = "mixing weight" if federation.aggregator.mixing else "edge weight"
+        label = "mixing weight" if plan.aggregator.mixing else "edge weight"
         order = media.client_order(self.class_table, len(graph))
         title = f"{self.config['aggregator']['name']}, round {number}"
         return shown | media.graph_media(graph, state.layer_graphs.get(number), order, label, title, number)
@@ -274,13 +274,11 @@ class WandbLog:
         summary |= {"last/round": last.round, "best/round": best.round, f"best/{HEADLINE}": best.metrics[HEADLINE]}
         self._safely(lambda: self._run.summary.update(summary))
 
-    def _keep(self, federation: Federation, state: FederationState, models: Tensor) -> None:
+    def _keep(self, plan: RoundPlan, state: FederationState, models: Tensor) -> None:
         last = state.records[-1].metrics.get(HEADLINE)
         metadata = {"round": state.round, HEADLINE: last, "method": self.config["aggregator"]["name"]}
         graph = state.graphs.get(state.round)
-        self._run.log_artifact(
-            media.models_artifact(f"models-{self._run.id}", models, federation.layout, graph, metadata)
-        )
+        self._run.log_artifact(media.models_artifact(f"models-{self._run.id}", models, plan.layout, graph, metadata))
 
     def _safely(self, action: Callable[[], Any], strict: bool = True) -> None:
         """Do something with the W&B run; where that fails, say so in one line and log no further."""

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jgesr_lightning.federation import FederationState
 from jgesr_lightning.records import RoundRecord
 from jgesr_lightning.runtime.files import sync_folder, write_atomically
 from jgesr_lightning.runtime.sharding import Sharding
+from jgesr_lightning.state import FederationState
 
 SCHEMA = 1
 KEYS = {

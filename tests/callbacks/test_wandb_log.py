@@ -52,7 +52,7 @@ def _clean_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
 
 
-def fake_federation(rounds=4, rank_zero=True):
+def fake_plan(rounds=4, rank_zero=True):
     return SimpleNamespace(
         rounds=rounds,
         fabric=SimpleNamespace(is_global_zero=rank_zero),
@@ -73,16 +73,16 @@ def graph_of(number):
     return graph + graph.T
 
 
-def drive(log, federation, state, until, status="finished"):
+def drive(log, plan, state, until, status="finished"):
     """Run the hooks as the round loop does."""
-    log.on_federation_start(federation, state)
+    log.on_federation_start(plan, state)
     for number in range(len(state.records), until + 1):
         if number > 0:
             state.graphs[number] = graph_of(number)
         state.round = number
         state.records.append(record_of(number))
-        log.on_round_end(federation, state, state.records[-1])
-    log.on_federation_end(federation, state, status)
+        log.on_round_end(plan, state, state.records[-1])
+    log.on_federation_end(plan, state, status)
 
 
 def nested(items):
@@ -153,7 +153,7 @@ def make(folder, **changes):
 def test_offline_files_hold_config_curves_graph_and_class_table(tmp_path):
     folder = tmp_path / "runs" / "tiny"  # not there yet
     table = (["client", "train", "test", "zero", "one"], [[0, 6, 2, 8, 0], [1, 3, 1, 0, 4], [2, 3, 1, 4, 0]])
-    drive(make(folder, class_table=table), fake_federation(), State(), 4)
+    drive(make(folder, class_table=table), fake_plan(), State(), 4)
     found = read_back(folder)
     assert found.config["aggregator"] == {"name": "jgesr", "alpha": 0.05}
     assert [row["round"] for row in found.history] == [0, 1, 2, 3, 4]
@@ -190,7 +190,7 @@ def test_graphs_of_single_layers_are_logged_beside_the_whole(tmp_path):
     layers = {2: torch.stack([graph_of(5), graph_of(6)])}
     state = State(round=2, records=[record_of(2)], graphs={2: graph_of(2)}, layer_graphs=layers)
     log = make(tmp_path)
-    log.on_federation_start(fake_federation(), state)
+    log.on_federation_start(fake_plan(), state)
     log.close(exit_code=0)
     (row,) = read_back(tmp_path).history
     assert row["graph/layers"]["count"] == 2
@@ -207,11 +207,11 @@ def test_graphs_of_single_layers_are_logged_beside_the_whole(tmp_path):
 
 def test_a_stopped_run_is_preempted_and_its_resumption_continues_the_same_run(tmp_path):
     state = State()
-    drive(make(tmp_path), fake_federation(), state, 2, status="stopped")
+    drive(make(tmp_path), fake_plan(), state, 2, status="stopped")
     first = read_back(tmp_path)
     assert first.preempting == 1
     assert first.exits == [1]
-    drive(make(tmp_path), fake_federation(), state, 4)
+    drive(make(tmp_path), fake_plan(), state, 4)
     both = read_back(tmp_path)
     assert len({run.run_id for run in both.runs}) == 1
     assert [row["round"] for row in both.history] == [0, 1, 2, 3, 4]
@@ -221,19 +221,19 @@ def test_a_stopped_run_is_preempted_and_its_resumption_continues_the_same_run(tm
 
 def test_a_run_resumed_elsewhere_begins_with_the_rounds_that_came_before(tmp_path):
     state = State(round=2, records=[record_of(number) for number in range(3)])
-    drive(make(tmp_path), fake_federation(), state, 4)
+    drive(make(tmp_path), fake_plan(), state, 4)
     assert [row["round"] for row in read_back(tmp_path).history] == [0, 1, 2, 3, 4]
 
 
 def test_a_run_started_afresh_in_an_old_folder_is_a_new_run(tmp_path):
     for _ in range(2):
-        drive(make(tmp_path), fake_federation(), State(), 1)
+        drive(make(tmp_path), fake_plan(), State(), 1)
     assert len({run.run_id for run in read_back(tmp_path).runs}) == 2
 
 
 def test_other_ranks_and_disabled_do_nothing(tmp_path):
-    drive(make(tmp_path / "rank"), fake_federation(rank_zero=False), State(), 2)
-    drive(make(tmp_path / "off", mode="disabled"), fake_federation(), State(), 2)
+    drive(make(tmp_path / "rank"), fake_plan(rank_zero=False), State(), 2)
+    drive(make(tmp_path / "off", mode="disabled"), fake_plan(), State(), 2)
     assert not (tmp_path / "rank").exists()
     assert not (tmp_path / "off").exists()
 
@@ -243,30 +243,30 @@ def test_the_run_goes_on_without_wandb_but_a_sweep_does_not(tmp_path, monkeypatc
         raise OSError("no room\nleft")
 
     monkeypatch.setattr(wandb, "init", refuse)
-    drive(make(tmp_path), fake_federation(), State(), 2)
+    drive(make(tmp_path), fake_plan(), State(), 2)
     (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert "no room left" in line
     monkeypatch.setenv("WANDB_SWEEP_ID", "abc")
     with pytest.raises(RuntimeError, match="sweep"):
-        drive(make(tmp_path), fake_federation(), State(), 2)
+        drive(make(tmp_path), fake_plan(), State(), 2)
 
 
 def test_a_failure_in_the_middle_ends_logging_not_the_run(tmp_path, monkeypatch, caplog):
-    log, state, federation = make(tmp_path), State(), fake_federation()
-    log.on_federation_start(federation, state)
+    log, state, federation = make(tmp_path), State(), fake_plan()
+    log.on_federation_start(plan, state)
     assert log._ready(wait=60)
     monkeypatch.setattr(log._run, "log", lambda *args, **kwargs: 1 / 0)
     for number in (0, 1):
         state.records.append(record_of(number))
-        log.on_round_end(federation, state, state.records[-1])
-    log.on_federation_end(federation, state, "finished")
+        log.on_round_end(plan, state, state.records[-1])
+    log.on_federation_end(plan, state, "finished")
     assert sum("ZeroDivisionError" in record.getMessage() for record in caplog.records) == 1
     assert read_back(tmp_path).exits == [1]
 
 
 def test_two_hundred_rounds_leave_no_figures_and_no_handles(tmp_path):
-    log, state, federation = make(tmp_path, graph_every=10), State(), fake_federation(rounds=200)
-    log.on_federation_start(federation, state)
+    log, state, federation = make(tmp_path, graph_every=10), State(), fake_plan(rounds=200)
+    log.on_federation_start(plan, state)
     assert log._ready(wait=60)
 
     def figures_and_handles():
@@ -278,10 +278,10 @@ def test_two_hundred_rounds_leave_no_figures_and_no_handles(tmp_path):
     for number in range(1, 201):
         state.graphs = {number: graph_of(number)}
         state.records.append(record_of(number))
-        log.on_round_end(federation, state, state.records[-1])
+        log.on_round_end(plan, state, state.records[-1])
         if number in (40, 200):
             counted.append(figures_and_handles())
-    log.on_federation_end(federation, state, "finished")
+    log.on_federation_end(plan, state, "finished")
     assert counted[1][0] == counted[0][0] == 0
     assert counted[1][1] <= counted[0][1] + 2
 
@@ -307,7 +307,7 @@ def test_mode_auto(monkeypatch):
 
 
 def test_each_clients_curve_is_a_table_and_a_plot(tmp_path):
-    drive(make(tmp_path), fake_federation(), State(), 4)
+    drive(make(tmp_path), fake_plan(), State(), 4)
     found = read_back(tmp_path)
     row = found.history[-1]
     (path,) = tmp_path.glob(f"wandb/offline-run-*/files/{row['clients/rounds']['path']}")
@@ -332,8 +332,8 @@ def test_all_pictures_of_a_run_have_the_clients_in_one_order(tmp_path, monkeypat
     # clients 0 and 2 hold class a, client 1 class b, whatever the graphs of the rounds look like
     table = (["client", "train", "test", "a", "b"], [[0, 6, 2, 8, 0], [1, 3, 1, 0, 4], [2, 9, 3, 12, 1]])
     state = State()
-    drive(make(tmp_path, class_table=table, graph_every=1), fake_federation(), state, 2, status="stopped")
-    drive(make(tmp_path, class_table=table, graph_every=1), fake_federation(), state, 4)
+    drive(make(tmp_path, class_table=table, graph_every=1), fake_plan(), state, 2, status="stopped")
+    drive(make(tmp_path, class_table=table, graph_every=1), fake_plan(), state, 4)
     assert orders == [[0, 2, 1]] * 4
     assert client_order(None, 3) == [0, 1, 2]
 
@@ -347,14 +347,14 @@ def test_training_does_not_wait_for_wandb(tmp_path, monkeypatch):
 
     monkeypatch.setattr(wandb, "init", slow)
     told = []
-    log, state, federation = make(tmp_path, announce=told.append), State(), fake_federation()
-    log.on_federation_start(federation, state)
+    log, state, federation = make(tmp_path, announce=told.append), State(), fake_plan()
+    log.on_federation_start(plan, state)
     for number in range(3):
         state.records.append(record_of(number))
-        log.on_round_end(federation, state, state.records[-1])  # returns, although W&B has not started
+        log.on_round_end(plan, state, state.records[-1])  # returns, although W&B has not started
     assert (log.logger, told) == (None, [])
     release.set()
-    log.on_federation_end(federation, state, "finished")
+    log.on_federation_end(plan, state, "finished")
     found = read_back(tmp_path)
     assert [row["round"] for row in found.history] == [0, 1, 2]
     (facts,) = told
@@ -367,7 +367,7 @@ def test_training_does_not_wait_for_wandb(tmp_path, monkeypatch):
 
 def test_a_run_that_fails_while_wandb_starts_is_marked_failed(tmp_path):
     log, state = make(tmp_path), State()
-    log.on_federation_start(fake_federation(), state)
+    log.on_federation_start(fake_plan(), state)
     state.records.append(record_of(0))
     log.close(exit_code=1)
     found = read_back(tmp_path)
@@ -378,23 +378,23 @@ def test_a_run_that_fails_while_wandb_starts_is_marked_failed(tmp_path):
 
 def test_alerts_tell_of_a_diverged_solver_once_and_of_an_early_stop(tmp_path):
     state = State()
-    log, federation = make(tmp_path), fake_federation()
-    log.on_federation_start(federation, state)
+    log, federation = make(tmp_path), fake_plan()
+    log.on_federation_start(plan, state)
     for number in range(3):
         state.records.append(record_of(number))
         state.records[-1].info["reason"] = "diverged" if number else "converged"
-        log.on_round_end(federation, state, state.records[-1])
-    log.on_federation_end(federation, state, "stopped")
+        log.on_round_end(plan, state, state.records[-1])
+    log.on_federation_end(plan, state, "stopped")
     assert read_back(tmp_path).alerts == [("solver diverged", "ERROR"), ("run stopped early", "WARN")]
-    drive(make(tmp_path / "well"), fake_federation(), State(), 1)
+    drive(make(tmp_path / "well"), fake_plan(), State(), 1)
     assert read_back(tmp_path / "well").alerts == []
 
 
 def test_final_models_and_graph_are_an_artifact_where_asked_for(tmp_path):
-    drive(make(tmp_path / "without"), fake_federation(), State(), 2)
+    drive(make(tmp_path / "without"), fake_plan(), State(), 2)
     assert {one.type for one in read_back(tmp_path / "without").artifacts} == {"run_table"}
     state = State()
-    drive(make(tmp_path, artifacts=True), fake_federation(rounds=2), state, 2)
+    drive(make(tmp_path, artifacts=True), fake_plan(rounds=2), state, 2)
     (artifact,) = [one for one in read_back(tmp_path).artifacts if one.type == "model"]
     files = {entry.path: Path(entry.local_path) for entry in artifact.manifest.contents}
     assert set(files) == {"models.pt", "graph.npy"}
@@ -405,14 +405,14 @@ def test_final_models_and_graph_are_an_artifact_where_asked_for(tmp_path):
 
 
 def test_code_is_kept_where_asked_for(tmp_path):
-    drive(make(tmp_path, save_code=True), fake_federation(), State(), 1)
+    drive(make(tmp_path, save_code=True), fake_plan(), State(), 1)
     (artifact,) = [one for one in read_back(tmp_path).artifacts if one.type == "code"]
     assert "study.py" in " ".join(entry.path for entry in artifact.manifest.contents)
 
 
 def test_labels_reach_wandb(tmp_path):
     labels = Labels("n", "p", "g", entity="team", job_type="ablation", notes="why", tags=("a", "b"))
-    drive(make(tmp_path, labels=labels), fake_federation(), State(), 0)
+    drive(make(tmp_path, labels=labels), fake_plan(), State(), 0)
     (run,) = read_back(tmp_path).runs
     assert (run.display_name, run.project, run.run_group, run.entity) == ("n", "p", "g", "team")
     assert (run.job_type, run.notes, list(run.tags)) == ("ablation", "why", ["a", "b"])
@@ -421,10 +421,10 @@ def test_labels_reach_wandb(tmp_path):
 def test_the_command_that_sends_a_resumed_run_names_all_its_folders(tmp_path):
     folder = tmp_path / "a run"
     state, told = State(), []
-    drive(make(folder), fake_federation(), state, 2, status="stopped")
+    drive(make(folder), fake_plan(), state, 2, status="stopped")
     wandb.teardown()
     time.sleep(1.1)  # W&B names folders by the second
-    drive(make(folder, announce=told.append), fake_federation(), state, 4)
+    drive(make(folder, announce=told.append), fake_plan(), state, 4)
     parts = sorted(str(path) for path in folder.glob("wandb/offline-run-*"))
     assert len(parts) == 2
     assert shlex.split(told[0]["sync"]) == ["wandb", "sync", *parts]
@@ -432,7 +432,7 @@ def test_the_command_that_sends_a_resumed_run_names_all_its_folders(tmp_path):
 
 
 def test_offline_by_itself_says_why_and_how_to_send_it(tmp_path, caplog):
-    drive(make(tmp_path, mode="auto"), fake_federation(), State(), 1)
+    drive(make(tmp_path, mode="auto"), fake_plan(), State(), 1)
     (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     (folder,) = tmp_path.glob("wandb/offline-run-*")
     assert "no API key" in line

@@ -1,11 +1,11 @@
 import pytest
 import torch
 
-from jgesr_lightning.federation import FederationState
 from jgesr_lightning.records import RoundRecord
 from jgesr_lightning.runtime import checkpoint
 from jgesr_lightning.runtime.checkpoint import CheckpointError
 from jgesr_lightning.runtime.sharding import Sharding
+from jgesr_lightning.state import FederationState
 
 CPU = torch.device("cpu")
 

@@ -1,0 +1,227 @@
+"""From a configuration to the parts of a run; the only place where settings are handed to constructors."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor, nn
+
+from jgesr_lightning import __version__
+from jgesr_lightning.aggregators import build_aggregator
+from jgesr_lightning.callbacks.checkpoint import Checkpoint
+from jgesr_lightning.callbacks.files import ResultFiles, partition_table
+from jgesr_lightning.callbacks.orchestrator import RoundOrchestrator
+from jgesr_lightning.callbacks.progress import Progress
+from jgesr_lightning.callbacks.wandb_log import WandbLog
+from jgesr_lightning.channel import Uplink, noise_std_for
+from jgesr_lightning.client import ClientModule
+from jgesr_lightning.config import Config, ConfigError, to_dict
+from jgesr_lightning.data import FederatedDataModule
+from jgesr_lightning.identity import group_name
+from jgesr_lightning.layout import ParameterLayout
+from jgesr_lightning.models import build_model
+from jgesr_lightning.plan import RoundPlan
+from jgesr_lightning.runtime.sharding import Sharding, assign
+from jgesr_lightning.runtime.signals import StopRequest
+from jgesr_lightning.training import ClientData, build_engine
+from jgesr_lightning.wandb_names import PROJECT, Labels, labels
+
+DTYPES = {"32-true": torch.float32, "bf16-mixed": torch.float32, "64-true": torch.float64}
+
+
+@dataclass(frozen=True)
+class Start:
+    """What everybody starts from.
+
+    Attributes:
+        net: the network, with the initial weights.
+        layout: order of the columns.
+        initial: (d,) the initial model.
+        noise_std: standard deviation of the uplink's noise, fixed for the run.
+    """
+
+    net: nn.Module
+    layout: ParameterLayout
+    initial: Tensor
+    noise_std: float
+
+
+@dataclass(frozen=True)
+class Watchers:
+    """The callbacks of a run, as `in_order`."""
+
+    orchestrator: RoundOrchestrator
+    progress: Progress
+    files: ResultFiles
+    wandb: WandbLog
+    saver: Checkpoint
+
+    @property
+    def in_order(self) -> list[object]:
+        """The orchestrator goes first and alone writes; saving goes last, when everything else has been told."""
+        return [self.orchestrator, self.progress, self.files, self.wandb, self.saver]
+
+
+def data_module(config: Config) -> FederatedDataModule:
+    """Return the data, read and partitioned.
+
+    Raises:
+        ConfigError: they cannot be had, or cannot be partitioned as asked.
+    """
+    data = FederatedDataModule(
+        name=config.data.name,
+        root=config.data.root,
+        num_clients=config.clients,
+        kappa=config.data.kappa,
+        fraction=config.data.fraction,
+        min_samples=config.data.min_samples,
+        test_share=config.data.test_share,
+        seed=config.seed_of("partition"),
+    )
+    try:
+        data.prepare_data()
+        data.setup("fit")
+    except ValueError as error:  # a partition that cannot be had, or no data: either way nothing was started
+        raise ConfigError(error) from error
+    return data
+
+
+def start(config: Config, data: FederatedDataModule) -> Start:
+    """Return the initial model and what is derived from it."""
+    net = build_model(
+        config.model.name, data.in_channels, data.image_size, data.num_classes, config.seed_of("initial")
+    ).to(DTYPES[config.runtime.precision])
+    layout = ParameterLayout.of(net)
+    initial = layout.flatten(net.state_dict())
+    return Start(net, layout, initial, float(noise_std_for(initial[: layout.num_parameters], config.channel.noise)))
+
+
+def watchers(config: Config, folder: Path, data: FederatedDataModule, begin: Start) -> Watchers:
+    """Return the callbacks of a run whose files go to `folder`."""
+    table = partition_table(data.classes, data.class_counts, data.sizes.tolist(), data.test_sizes.tolist())
+    files = ResultFiles(folder, _facts(config, folder, begin.noise_std), config.logging.csv, table)
+    wandb_log = WandbLog(
+        folder=folder,
+        labels=wandb_labels(config, folder),
+        config=to_dict(config),
+        mode=config.logging.wandb_mode if config.logging.wandb else "disabled",
+        graph_every=config.logging.graph_every,
+        class_table=table,
+        artifacts=config.logging.artifacts,
+        save_code=config.logging.save_code,
+        announce=lambda facts: files.facts.update(wandb=dict(facts)),
+    )
+    observers = (
+        Progress(),
+        files,
+        wandb_log,
+        Checkpoint(folder / "checkpoint", config.checkpoint.every, to_dict(config)),
+    )
+    return Watchers(RoundOrchestrator(begin.layout, observers), *observers)
+
+
+def wandb_labels(config: Config, folder: Path) -> Labels:
+    """Return what W&B files the run under; ConfigError for what it would refuse."""
+    logging = config.logging
+    if not logging.wandb:
+        return Labels(folder.name, PROJECT, "")
+    keys = ("project", "group", "entity", "job_type", "notes")
+    given = {"name": folder.name if config.named else None, **{key: getattr(logging, key) for key in keys}}
+    defaults = {"name": folder.name, "group": group_name(to_dict(config))}
+    try:
+        return labels(given, logging.tags, defaults, os.environ)
+    except ValueError as error:
+        raise ConfigError(error) from None
+
+
+def round_plan(
+    config: Config,
+    fabric: Fabric,
+    data: FederatedDataModule,
+    begin: Start,
+    orchestrator: RoundOrchestrator,
+    stop: StopRequest,
+) -> tuple[RoundPlan, str]:
+    """Return what the rounds are made of, and why the engine in it was taken; needs a launched Fabric."""
+    sizes = data.sizes.tolist()
+    owners = assign([config.local.epochs * size for size in sizes], fabric.world_size)
+    sharding = Sharding(owners, begin.layout.size, fabric.global_rank, fabric.device)
+    aggregator = build_aggregator(config.aggregator.name, **config.aggregator.settings).to(fabric.device)
+    client = ClientModule(
+        begin.net,
+        lr=config.local.lr,
+        momentum=config.local.momentum,
+        terms=aggregator.client_terms(config.local.proximal_mu),
+    )
+    device, dtype = fabric.device, begin.initial.dtype
+    own = [
+        ClientData(*data.train_tensors(k, device, dtype), *data.test_tensors(k, device, dtype))
+        for k in sharding.clients
+    ]
+    engine, reason = build_engine(
+        config.engine,
+        fabric,
+        client,
+        own,
+        sharding.clients,
+        data.num_classes,
+        config.local.epochs,
+        config.local.batch_size,
+        config.seed_of("batches"),
+    )
+    plan = RoundPlan(
+        fabric=fabric,
+        collector=orchestrator,
+        engine=engine,
+        uplink=Uplink(begin.noise_std, config.channel.missing_rate, config.seed_of("channel")),
+        aggregator=aggregator,
+        sharding=sharding,
+        layout=begin.layout,
+        initial=begin.initial.to(fabric.device),
+        sizes=sizes,
+        test_sizes=data.test_sizes.tolist(),
+        rounds=config.rounds,
+        participation=config.participation,
+        evaluation_every=config.evaluation.every,
+        graph_every=config.logging.graph_every,
+        nonfinite=config.nonfinite,
+        seed=config.seed,
+        stop=stop,
+    )
+    return plan, reason
+
+
+def make_deterministic() -> None:
+    """Let the libraries take the algorithms that repeat their bits."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    # filling fresh memory guards against reading it uninitialised, which nothing here does; it costs a pass a tensor
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.backends.cudnn.benchmark = False
+
+
+def _facts(config: Config, folder: Path, noise_std: float) -> dict[str, Any]:
+    """Return what summary.json says of the run besides its outcome."""
+    return {
+        "name": folder.name,
+        "method": config.aggregator.name,
+        "dataset": config.data.name,
+        "model": config.model.name,
+        "noise": config.channel.noise,
+        "noise_std": noise_std,
+        "missing_rate": config.channel.missing_rate,
+        "seed": config.seed,
+        "fidelity": config.aggregator.settings.get("fidelity"),
+        "versions": {
+            "jgesr_lightning": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+        },
+        "config": to_dict(config),
+    }

@@ -1,0 +1,138 @@
+"""The folder of a run: where it is, whose it is while the run lasts, and what a run that goes on finds in it."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jgesr_lightning.config import Config, ConfigError, load_config, to_dict, to_yaml
+from jgesr_lightning.paths import user_path
+from jgesr_lightning.runtime import checkpoint
+from jgesr_lightning.runtime.files import InUseError, locked, move_aside, say, write_text
+
+FREE_ON_RESUME = (
+    *("name", "output_dir", "resume", "rounds"),
+    *("engine", "deterministic", "runtime", "checkpoint", "logging", "metric"),
+)
+"""Keys that may differ between a checkpoint and the run that goes on from it: they do not change what is computed."""
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What the first process found when it opened the run's folder, for all processes.
+
+    Attributes:
+        source: checkpoint to go on from, or None.
+        finished: whether there is nothing left to do.
+        refusal: why the run cannot be, or an empty string.
+    """
+
+    source: Path | None = None
+    finished: bool = False
+    refusal: str = ""
+
+
+def run_folder(config: Config) -> Path:
+    """Return the run's folder; under a W&B sweep agent, whose runs share one configuration, the run's id is added."""
+    if os.environ.get("WANDB_SWEEP_ID") and os.environ.get("WANDB_RUN_ID"):
+        return config.folder.with_name(f"{config.folder.name}-{os.environ['WANDB_RUN_ID']}")
+    return config.folder
+
+
+def open_folder(config: Config, folder: Path, held: ExitStack) -> Opening:
+    """Lock the run's folder for as long as `held` lasts, and make it ready; refusals are returned, not raised."""
+    try:
+        if not folder.parent.exists():  # where a refusal should not make it
+            _resumable(config, folder)
+        held.enter_context(locked(folder.parent / f".{folder.name}.lock"))
+        resumed = _resumable(config, folder)
+        if resumed is not None and resumed[1]["round"] == config.rounds and _is_finished(folder, resumed[0]):
+            return Opening(finished=True)
+        _prepare(config, folder, resumed)
+    except InUseError as error:
+        return Opening(refusal=f"{folder} is in use by another run ({error}); choose another name=")
+    except (ConfigError, OSError) as error:
+        return Opening(refusal=str(error))
+    return Opening(None if resumed is None else resumed[0])
+
+
+def _resumable(config: Config, folder: Path) -> tuple[Path, dict[str, Any]] | None:
+    """Return the checkpoint to go on from and what its processes share, or None to start anew."""
+    if config.resume is None:
+        return None
+    source = folder if config.resume == "auto" else user_path(config.resume)
+    found = checkpoint.newest(source / "checkpoint") or checkpoint.newest(source)
+    if found is None and (source / "state.pt").is_file():
+        found = source
+    if found is None:
+        if config.resume == "auto":
+            _check_unsaved(config, folder)
+            return None
+        raise ConfigError(f"resume is {config.resume!r}, but there is no checkpoint in it")
+    try:
+        shared = checkpoint.read_shared(found)
+    except checkpoint.CheckpointError as error:
+        raise ConfigError(error) from error
+    _check_same(shared["config"], config, found)
+    if shared["round"] > config.rounds:
+        raise ConfigError(f"rounds is {config.rounds}, but {found} has had {shared['round']} already")
+    return found, shared
+
+
+def _check_unsaved(config: Config, folder: Path) -> None:
+    """Raise ConfigError where a run of other settings began in `folder` but saved nothing yet."""
+    if (folder / "config.yaml").is_file():
+        _check_same(to_dict(load_config(folder / "config.yaml")), config, folder)
+
+
+def _check_same(former: dict[str, Any], config: Config, where: Path) -> None:
+    differing = _differences(former, to_dict(config))
+    if differing:
+        raise ConfigError(
+            f"{where} was written with other settings ({'; '.join(differing)}); "
+            f"use the same ones, or choose another name= and leave out resume"
+        )
+
+
+def _differences(former: dict[str, Any], present: dict[str, Any], prefix: str = "") -> list[str]:
+    """Return the keys that differ, with both values, save those that a resumed run may change."""
+    lines = []
+    for key in sorted(former.keys() | present.keys()):
+        old, new = former.get(key), present.get(key)
+        if (not prefix and key in FREE_ON_RESUME and key != "runtime") or f"{prefix}{key}" in ("data.root",):
+            continue
+        if not prefix and key == "runtime":
+            old, new = ({"precision": section["precision"]} for section in (old, new))  # type: ignore[index]
+        if isinstance(old, dict) and isinstance(new, dict):
+            lines += _differences(old, new, f"{prefix}{key}.")
+        elif old != new:
+            lines.append(f"{prefix}{key} was {old}, is {new}")
+    return lines
+
+
+def _is_finished(folder: Path, found: Path) -> bool:
+    """Whether the checkpoint `found` is this folder's and its run said that it had ended."""
+    try:
+        status = json.loads((folder / "summary.json").read_text())["status"]
+    except (OSError, ValueError, KeyError):
+        return False
+    return status == "finished" and _lies_in(found, folder)
+
+
+def _prepare(config: Config, folder: Path, resumed: tuple[Path, dict[str, Any]] | None) -> None:
+    """Make the run's folder; a former run that is not to be continued is kept beside it."""
+    # with nothing saved, resume=auto begins again where it left off: at the start, in the same folder
+    continued = config.resume == "auto" or (resumed is not None and _lies_in(resumed[0], folder))
+    if not continued and any((folder / name).exists() for name in ("config.yaml", "summary.json", "checkpoint")):
+        aside = move_aside(folder)
+        say(f"{folder} held a run already; it is kept as {aside}")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / "config.yaml", to_yaml(config))
+
+
+def _lies_in(path: Path, folder: Path) -> bool:
+    return folder.resolve() in path.resolve().parents
