@@ -252,7 +252,7 @@ def test_the_run_goes_on_without_wandb_but_a_sweep_does_not(tmp_path, monkeypatc
 
 
 def test_a_failure_in_the_middle_ends_logging_not_the_run(tmp_path, monkeypatch, caplog):
-    log, state, federation = make(tmp_path), State(), fake_plan()
+    log, state, plan = make(tmp_path), State(), fake_plan()
     log.on_federation_start(plan, state)
     assert log._ready(wait=60)
     monkeypatch.setattr(log._run, "log", lambda *args, **kwargs: 1 / 0)
@@ -265,7 +265,7 @@ def test_a_failure_in_the_middle_ends_logging_not_the_run(tmp_path, monkeypatch,
 
 
 def test_two_hundred_rounds_leave_no_figures_and_no_handles(tmp_path):
-    log, state, federation = make(tmp_path, graph_every=10), State(), fake_plan(rounds=200)
+    log, state, plan = make(tmp_path, graph_every=10), State(), fake_plan(rounds=200)
     log.on_federation_start(plan, state)
     assert log._ready(wait=60)
 
@@ -347,7 +347,7 @@ def test_training_does_not_wait_for_wandb(tmp_path, monkeypatch):
 
     monkeypatch.setattr(wandb, "init", slow)
     told = []
-    log, state, federation = make(tmp_path, announce=told.append), State(), fake_plan()
+    log, state, plan = make(tmp_path, announce=told.append), State(), fake_plan()
     log.on_federation_start(plan, state)
     for number in range(3):
         state.records.append(record_of(number))
@@ -378,7 +378,7 @@ def test_a_run_that_fails_while_wandb_starts_is_marked_failed(tmp_path):
 
 def test_alerts_tell_of_a_diverged_solver_once_and_of_an_early_stop(tmp_path):
     state = State()
-    log, federation = make(tmp_path), fake_plan()
+    log, plan = make(tmp_path), fake_plan()
     log.on_federation_start(plan, state)
     for number in range(3):
         state.records.append(record_of(number))
