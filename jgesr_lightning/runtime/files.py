@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import errno
 import logging
 import os
 import socket
@@ -11,7 +11,9 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
+
+from filelock import FileLock, Timeout
 
 logger = logging.getLogger(__name__)
 
@@ -26,8 +28,13 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "wb") as file:
-            write(file)
+        temporary.unlink(missing_ok=True)  # a killed process's; a link in its place is not followed
+        with open(temporary, "xb") as file:
+            noted = _Noted(file)
+            try:
+                write(noted)  # type: ignore[arg-type]
+            except RuntimeError as error:
+                raise noted.error or error from error
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -35,6 +42,25 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+class _Noted:
+    """A file that notes why a write failed: PyTorch's writer tells of a line of its own source instead."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, content: bytes) -> int:
+        """Write, as the file does."""
+        try:
+            return self._file.write(content)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -58,32 +84,66 @@ def say(line: str) -> None:
             print(line, file=sys.stderr, flush=True)
 
 
+HOLDER = "process "
+"""How the line in a lock file begins that says who holds it."""
+
+WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
+"""What file systems answer that have no locks."""
+
+
 class InUseError(RuntimeError):
     """Another process holds the lock."""
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[int | None]:
     """Hold an exclusive lock on the file `path` (made if need be); the system lets go of it if the process dies.
 
-    Some network file systems have no locks: there a line says so, and nothing is held.
+    Yields the lock's descriptor: a process that inherits it holds the lock, too. Some network file systems have no
+    locks: there a line says so, nothing is held, and the descriptor is None. A symbolic link is never followed, and a
+    file that holds anything but the name of a former holder is left as it is.
 
     Raises:
         InUseError: somebody else holds it; nothing waits.
+        OSError: the file cannot be opened for writing, or is a symbolic link.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            file.seek(0)
-            raise InUseError(file.read().strip()) from error
-        except OSError as error:
-            logger.warning("%s cannot be locked (%s): make sure that no other run uses the same folder", path, error)
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}")
-        file.flush()
-        yield
+    descriptor: int | None = None
+
+    def acquired(opened: int) -> None:
+        nonlocal descriptor
+        descriptor = opened
+        if os.pread(opened, len(HOLDER), 0) in (b"", HOLDER.encode()):
+            os.ftruncate(opened, 0)
+            os.pwrite(opened, f"{HOLDER}{os.getpid()} on {socket.gethostname()}".encode(), 0)
+
+    # the file stays when the lock is let go: whoever waits for its removal could lock a name that is gone
+    lock = FileLock(path, timeout=0, preserve_lock_file=True, on_acquired=acquired)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise InUseError(_holder(path)) from None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "is a symbolic link, which a lock must not be; remove it", str(path)) from None
+        if error.errno not in WITHOUT_LOCKS:
+            raise
+        logger.warning("%s cannot be locked (%s): make sure that no other run uses the same folder", path, error)
+    try:
+        yield descriptor
+    finally:
+        lock.release()
+
+
+def _holder(path: Path) -> str:
+    """Return what a lock file says of who holds it."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(descriptor, errors="replace") as file:
+            text = file.read(200).strip()
+        if text.startswith(HOLDER):
+            return text
+    return "another process"
 
 
 def move_aside(folder: Path) -> Path:

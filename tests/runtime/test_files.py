@@ -1,7 +1,10 @@
+import os
+import resource
 import subprocess
 import sys
 
 import pytest
+import torch
 
 from jgesr_lightning.runtime.files import InUseError, locked, move_aside, say, write_atomically, write_text
 
@@ -40,6 +43,74 @@ except InUseError as error:
         with pytest.raises(InUseError), locked(lock):
             pass
     assert other() == "got it\n"
+
+
+def test_a_lock_that_is_a_link_is_refused_and_its_target_left_alone(tmp_path):
+    (tmp_path / "target").write_text("precious")
+    for name in ("target", "nothing"):
+        (tmp_path / f"to_{name}").symlink_to(tmp_path / name)
+        with pytest.raises(OSError, match="is a symbolic link"), locked(tmp_path / f"to_{name}"):
+            pass
+    assert (tmp_path / "target").read_text() == "precious"
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_a_lock_on_a_file_with_other_content_changes_nothing_in_it(tmp_path):
+    path = tmp_path / "notes"
+    path.write_text("not a lock")
+    with locked(path), pytest.raises(InUseError, match="another process"), locked(path):
+        pass
+    assert path.read_text() == "not a lock"
+
+
+def test_a_process_that_inherits_the_descriptor_holds_the_lock(tmp_path):
+    code = f"""
+import subprocess, sys
+from pathlib import Path
+from jgesr_lightning.runtime.files import locked
+with locked(Path({str(tmp_path / "lock")!r})) as descriptor:
+    child = subprocess.Popen(["sleep", "60"], pass_fds=(descriptor,), stdout=subprocess.DEVNULL)
+    print(child.pid, flush=True)
+    import os, signal
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    child = int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).stdout)
+    try:
+        with pytest.raises(InUseError), locked(tmp_path / "lock"):
+            pass
+    finally:
+        os.kill(child, 9)
+
+
+def test_a_file_system_without_locks_is_a_line_and_nothing_is_held(tmp_path, monkeypatch, caplog):
+    def flock(*_):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with locked(tmp_path / "lock") as descriptor:
+        assert descriptor is None
+    assert "cannot be locked" in caplog.text
+
+
+def test_a_full_disk_is_named_where_torch_names_its_own_source(tmp_path):
+    """A limit on the size of files stands for the full disk: both reach the writer as an OSError."""
+    path = tmp_path / "rows.pt"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write_atomically(path, lambda file: torch.save(torch.zeros(100_000), file))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_in_place_of_the_temporary_file_is_not_followed(tmp_path):
+    (tmp_path / "target").write_text("precious")
+    (tmp_path / f".file.txt.{os.getpid()}.tmp").symlink_to(tmp_path / "target")
+    write_text(tmp_path / "file.txt", "new")
+    assert (tmp_path / "target").read_text() == "precious"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file.txt", "target"]
 
 
 def test_folders_are_moved_aside_under_free_names(tmp_path):
