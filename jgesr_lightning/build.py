@@ -26,6 +26,7 @@ from jgesr_lightning.data import FederatedDataModule
 from jgesr_lightning.identity import group_name
 from jgesr_lightning.layout import ParameterLayout
 from jgesr_lightning.models import build_model
+from jgesr_lightning.names import label
 from jgesr_lightning.plan import RoundPlan
 from jgesr_lightning.runtime.sharding import Sharding, assign
 from jgesr_lightning.runtime.signals import StopRequest
@@ -210,9 +211,9 @@ def _facts(config: Config, folder: Path, noise_std: float) -> dict[str, Any]:
     """Return what summary.json says of the run besides its outcome."""
     return {
         "name": folder.name,
-        "method": config.aggregator.name,
-        "dataset": config.data.name,
-        "model": config.model.name,
+        "method": label(config.aggregator.name),
+        "dataset": label(config.data.name),
+        "model": label(config.model.name),
         "noise": config.channel.noise,
         "noise_std": noise_std,
         "missing_rate": config.channel.missing_rate,

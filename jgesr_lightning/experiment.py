@@ -10,6 +10,7 @@ from jgesr_lightning import build
 from jgesr_lightning.config import Config, ConfigError
 from jgesr_lightning.data import FederatedDataModule
 from jgesr_lightning.federation import Federation, NonFiniteError
+from jgesr_lightning.names import label
 from jgesr_lightning.plan import RoundPlan
 from jgesr_lightning.run_folder import Opening, open_folder, run_folder
 from jgesr_lightning.runtime import checkpoint
@@ -167,10 +168,11 @@ def _try_summary(watchers: build.Watchers, config: Config, state: FederationStat
 
 
 def _announce(config: Config, folder: Path, launch: Launch, plan: RoundPlan, reason: str) -> None:
+    method, data, network = (label(part.name) for part in (config.aggregator, config.data, config.model))
     say(
-        f"{config.aggregator.name} on {config.data.name}: {config.clients} clients, {config.rounds} rounds, "
+        f"{method} on {data}: {config.clients} clients, {config.rounds} rounds, "
         f"noise {config.channel.noise:g}, missing {config.channel.missing_rate:g}, seed {config.seed}; "
-        f"{config.model.name} of {plan.layout.size:,} parameters"
+        f"{network} of {plan.layout.size:,} parameters"
     )
     say(f"{launch.world_size} x {launch.accelerator}, engine {plan.engine.name} ({reason}); results go to {folder}")
     remark = precision_remark(launch.accelerator, config.runtime.precision)

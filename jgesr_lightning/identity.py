@@ -7,6 +7,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from jgesr_lightning.aggregators import aggregator_settings
+from jgesr_lightning.names import is_builtin, label
+
 CELL = ("data.name", "channel.noise", "channel.missing_rate")
 """The settings that make up a column of a table."""
 
@@ -80,8 +83,8 @@ def method_label(aggregator: Mapping[str, Any]) -> str:
     >>> method_label({"name": "fedavg"})
     'fedavg'
     """
-    name = str(aggregator["name"])
-    usual = _defaults(name)
+    name = label(str(aggregator["name"]))
+    usual = _defaults(str(aggregator["name"]))
     changed = [
         str(value) if key == "fidelity" else f"{key}={number_text(value) if isinstance(value, float) else value}"
         for key, value in sorted(aggregator.items(), key=lambda item: item[0] != "fidelity")
@@ -101,8 +104,8 @@ def number_text(value: float) -> str:
 
 def cell_label(config: Mapping[str, Any]) -> str:
     """Return the text of a run's data set, noise level and, where there is one, missing rate."""
-    missing = config["channel"]["missing_rate"]
-    return f"{config['data']['name']} s={number_text(config['channel']['noise'])}" + (
+    data, missing = label(config["data"]["name"]), config["channel"]["missing_rate"]
+    return f"{data} s={number_text(config['channel']['noise'])}" + (
         f" missing={number_text(missing)}" if missing else ""
     )
 
@@ -125,6 +128,5 @@ def group_name(config: Mapping[str, Any]) -> str:
 
 
 def _defaults(method: str) -> Mapping[str, Any]:
-    from jgesr_lightning.aggregators import aggregator_names, aggregator_settings  # needs torch
-
-    return aggregator_settings(method) if method in aggregator_names() else {}
+    """Return the defaults of one of our methods; what a run's files name from outside is not imported to read them."""
+    return aggregator_settings(method) if is_builtin("aggregators", method) else {}

@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from jgesr_lightning.models import MODELS, build_model, check_sizes, shape_arguments
+from jgesr_lightning import names
+from jgesr_lightning.models import build_model, check_sizes, shape_arguments
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", names.BUILTIN["models"])
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (2, 16, 16), (3, 20, 37)])
 def test_scores_for_every_input_shape(name, shape):
     net = build_model(name, *shape_arguments(shape), 5)
@@ -104,14 +105,14 @@ class Talkative(nn.Linear):
     ],
 )
 def test_a_network_that_does_not_fit_is_one_line(monkeypatch, make, message):
-    monkeypatch.setitem(MODELS, "mine", make)
+    monkeypatch.setitem(names.BUILTIN["models"], "mine", make)
     with pytest.raises(ValueError, match=message) as caught:
         build_model("mine", 1, 4, 3)
     assert "model.name=mine" in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_lazy_layers_are_made_from_the_seed(monkeypatch):
-    monkeypatch.setitem(MODELS, "mine", lambda *_: nn.Sequential(nn.Flatten(), nn.LazyLinear(3)))
+    monkeypatch.setitem(names.BUILTIN["models"], "mine", lambda *_: nn.Sequential(nn.Flatten(), nn.LazyLinear(3)))
     first, second = (build_model("mine", 1, 4, 3, seed=1)[1].weight for _ in range(2))
     assert first.shape == (3, 16) and torch.equal(first, second)
 

@@ -1,14 +1,19 @@
-"""The aggregation methods, by name. A new method is one file and one line in the registry below."""
+"""The aggregation methods, by name. A new method is one file and one line in `jgesr_lightning.names`.
+
+Names and settings can be asked for without torch; the classes are imported when they are.
+"""
 
 from __future__ import annotations
 
-import importlib
-import inspect
-import typing
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from jgesr_lightning.aggregators.base import Aggregate, Aggregator, Upload
-from jgesr_lightning.checks import nearest, one_of
+from jgesr_lightning import names
+from jgesr_lightning.checks import nearest
+from jgesr_lightning.signatures import Argument, arguments, from_text
+
+if TYPE_CHECKING:
+    from jgesr_lightning.aggregators.base import Aggregate, Aggregator, Upload
 
 __all__ = [
     "Aggregate",
@@ -18,46 +23,60 @@ __all__ = [
     "aggregator_names",
     "aggregator_settings",
     "build_aggregator",
+    "min_clients",
     "setting_types",
 ]
 
-_REGISTRY = {  # the name that configurations use: the module and class, imported when asked for
-    "local": "local.Local",
-    "fedavg": "fedavg.FedAvg",
-    "fedprox": "fedavg.FedProx",
-    "cfl": "cfl.CFL",
-    "fedamp": "fedamp.FedAMP",
-    "pfedgraph": "pfedgraph.PFedGraph",
-    "two_step": "two_step.TwoStep",
-    "jgesr": "jgesr.JGESR",
-    "graph_filter": "graph_filter.GraphFilter",
-    "median": "median.Median",
-}
+_CLASSES = ("Aggregate", "Aggregator", "Upload")
+
+
+def __getattr__(name: str) -> Any:
+    """Import a class of `jgesr_lightning.aggregators.base`, and torch with it, when it is asked for."""
+    if name in _CLASSES:
+        from jgesr_lightning.aggregators import base
+
+        return getattr(base, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def aggregator_names() -> tuple[str, ...]:
-    """Return the names of all methods."""
-    return tuple(_REGISTRY)
+    """Return the names of our own methods."""
+    return tuple(names.BUILTIN["aggregators"])
 
 
 def aggregator_class(name: str) -> type[Aggregator]:
-    """Return the class of a method; ValueError that lists the known ones if there is none of that name."""
-    one_of("aggregator name", name, _REGISTRY)
-    module, _, attribute = _REGISTRY[name].partition(".")
-    found: type[Aggregator] = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
-    return found
+    """Return the class of a method, or a function that returns one; see `jgesr_lightning.names`.
+
+    Raises:
+        ValueError: nothing of that name (the known ones are listed), or no method behind it.
+    """
+    from jgesr_lightning.aggregators.base import Aggregator
+
+    found = names.find("aggregators", name)
+    if isinstance(found, type) and not issubclass(found, Aggregator):
+        base = f"{Aggregator.__module__}.Aggregator"
+        raise ValueError(f"aggregator.name is {name!r}; {found.__name__} is no subclass of {base}")
+    part: type[Aggregator] = found
+    return part
 
 
 def aggregator_settings(name: str) -> dict[str, Any]:
     """Return a method's settings with their defaults, in the order of its constructor."""
-    parameters = inspect.signature(aggregator_class(name)).parameters
-    return {setting: parameter.default for setting, parameter in parameters.items()}
+    return {setting: argument.default for setting, argument in _arguments(name).items()}
 
 
 def setting_types(name: str) -> dict[str, Any]:
     """Return the annotated type of each of a method's settings (such as ``float``, ``bool`` or ``float | None``)."""
-    hints = typing.get_type_hints(aggregator_class(name).__init__)
-    return {setting: hints[setting] for setting in aggregator_settings(name)}
+    return {setting: argument.hint for setting, argument in _arguments(name).items()}
+
+
+def min_clients(name: str, settings: dict[str, Any]) -> int:
+    """Return the number of clients below which a method, with these settings, cannot work."""
+    target = names.BUILTIN["aggregators"].get(name)
+    text = from_text(target) if isinstance(target, str) else None
+    if text is not None:
+        return int(text.constants.get("min_clients", 1))
+    return build_aggregator(name, **settings).min_clients
 
 
 def build_aggregator(name: str, **settings: Any) -> Aggregator:
@@ -69,9 +88,24 @@ def build_aggregator(name: str, **settings: Any) -> Aggregator:
     >>> build_aggregator("fedprox", mu_prox=0.1).client_terms()
     (Proximal(mu=0.1),)
     """
-    known = aggregator_settings(name)
+    from jgesr_lightning.aggregators.base import Aggregator
+
+    known = _arguments(name)
     for setting in settings:
         if setting not in known:
             listed = f"known: {', '.join(known)}" if known else "it has none"
-            raise ValueError(f"{name} has no setting {setting!r}{nearest(setting, known)}; {listed}")
-    return aggregator_class(name)(**settings)
+            raise ValueError(f"{names.label(name)} has no setting {setting!r}{nearest(setting, known)}; {listed}")
+    make: Callable[..., Any] = aggregator_class(name)
+    method = make(**settings)
+    if not isinstance(method, Aggregator):
+        kind = type(method).__name__
+        raise ValueError(f"aggregator.name is {name!r}, which gave a {kind}; it must give an Aggregator")
+    if not hasattr(method, "name"):
+        type(method).name = names.label(name)
+    return method
+
+
+def _arguments(name: str) -> dict[str, Argument]:
+    target = names.BUILTIN["aggregators"].get(name) if isinstance(name, str) else None
+    text = from_text(target) if isinstance(target, str) else None
+    return arguments(aggregator_class(name)) if text is None else text.arguments

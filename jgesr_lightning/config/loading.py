@@ -16,9 +16,10 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from jgesr_lightning import names
 from jgesr_lightning.checks import nearest
 from jgesr_lightning.config import reading
-from jgesr_lightning.config.methods import method_settings, refuse_unknown, setting_types_of
+from jgesr_lightning.config.methods import method_settings, refuse_unknown, setting_types_of, settings_model
 from jgesr_lightning.config.reading import Setting, located
 from jgesr_lightning.config.schema import KEYS, SECTIONS, AggregatorConfig, Config
 from jgesr_lightning.config.section import ConfigError
@@ -132,7 +133,7 @@ def _file_layers(path: Path, read: dict[Path, bool] | None = None) -> list[Layer
     for key, node in entries:
         where = reading.place(path, node)
         if key != "base":
-            layer[_known(key, where)] = Setting(node, where)
+            layer[_known(key, where)] = Setting(node, where, path.parent)
             continue
         nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
         for name in (reading.typed("base", entry, str) for entry in nodes):
@@ -207,10 +208,16 @@ def _merge(files: Sequence[Layer], overrides: Layer, stem: str) -> Config:
     named = merged["name"] is not None
     if not named:
         merged["name"] = stem
-    hints = KEYS | setting_types_of(after)
-    for leaf, default in method_settings(after).items():
+    try:
+        hints = KEYS | setting_types_of(after)
+    except ValueError as error:
+        raise ConfigError(located(str(error), places)) from None
+    for leaf, field in settings_model(after).model_fields.items():
         key = f"aggregator.{leaf}"
-        OmegaConf.update(merged, key, _value(key, settings[leaf], hints[key]) if leaf in settings else default)
+        if leaf in settings:
+            OmegaConf.update(merged, key, _value(key, settings[leaf], hints[key]))
+        elif not field.is_required():
+            OmegaConf.update(merged, key, field.default)
     try:
         config = from_dict(_resolved(merged, hints, places))
         if not named:
@@ -222,7 +229,8 @@ def _merge(files: Sequence[Layer], overrides: Layer, stem: str) -> Config:
 
 def _value(key: str, entry: Setting, hint: Any) -> Any:
     try:
-        return reading.typed(key, entry.node, hint)
+        value = reading.typed(key, entry.node, hint)
+        return names.resolve(value, entry.folder) if key in names.KEYS.values() and isinstance(value, str) else value
     except ValueError as error:
         raise ConfigError(located(str(error), {key: entry.where})) from None
 
@@ -233,7 +241,7 @@ def _resolved(merged: DictConfig, hints: Mapping[str, Any], places: Mapping[str,
     for key, hint in hints.items():
         section, _, leaf = key.rpartition(".")
         holder = values[section] if section else values
-        text = holder[leaf]
+        text = holder.get(leaf)
         if not reading.is_interpolation(text):
             continue
         try:

@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 import functools
+import warnings
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic import create_model
 
-from jgesr_lightning.checks import nearest, one_of
+from jgesr_lightning import names
+from jgesr_lightning.aggregators import aggregator_settings, build_aggregator, setting_types
+from jgesr_lightning.checks import nearest
 from jgesr_lightning.config.section import Section
+from jgesr_lightning.signatures import REQUIRED
 
 
 @functools.cache
 def settings_model(method: str) -> type[Section]:
     """Return the model of a method's settings, with the types and defaults of its constructor's arguments."""
-    from jgesr_lightning.aggregators import aggregator_names, aggregator_settings, setting_types
-
-    one_of("aggregator.name", method, aggregator_names())
     types = setting_types(method)
-    fields: dict[str, Any] = {key: (types[key], default) for key, default in aggregator_settings(method).items()}
-    model: type[Section] = create_model(f"{method}_settings", __base__=Section, **fields)
+    fields: dict[str, Any] = {}
+    for key, default in aggregator_settings(method).items():
+        if not isinstance(default, (str, int, float, tuple, list, type(None))) and default is not REQUIRED:
+            raise ValueError(f"aggregator.name is {method!r}; the default of its setting {key} cannot stand in a file")
+        fields[key] = (types[key], ... if default is REQUIRED else default)
+    with warnings.catch_warnings(action="ignore"):  # a setting may be called `copy`, say
+        model: type[Section] = create_model(f"{names.label(method)}_settings", __base__=Section, **fields)
     model.section = "aggregator"
     return model
 
 
 def method_settings(method: str) -> dict[str, Any]:
-    """Return the settings of a method with their defaults."""
-    return {key: field.default for key, field in settings_model(method).model_fields.items()}
+    """Return the settings of a method with their defaults; one without a default is None until it is given."""
+    fields = settings_model(method).model_fields
+    return {key: None if field.is_required() else field.default for key, field in fields.items()}
 
 
 def setting_types_of(method: str) -> dict[str, Any]:
@@ -34,37 +42,33 @@ def setting_types_of(method: str) -> dict[str, Any]:
     return {f"aggregator.{key}": field.annotation for key, field in settings_model(method).model_fields.items()}
 
 
-def refuse_unknown(settings: Any, method: str) -> None:
+def refuse_unknown(settings: Iterable[str], method: str) -> None:
     """Raise ValueError for a setting that the method does not have."""
     known = settings_model(method).model_fields
     for key in settings:
         if key not in known:
-            options = ", ".join(known) or "none"
-            raise ValueError(
-                f"aggregator.{key} is no setting of {method}{nearest(key, known)}; its settings: {options}"
-            )
+            name, options = names.label(method), ", ".join(known) or "none"
+            raise ValueError(f"aggregator.{key} is no setting of {name}{nearest(key, known)}; its settings: {options}")
 
 
 def checked_settings(method: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return all settings of a method, those not given filled in; its constructor's own checks are run.
+    """Return all settings of a method, those not given filled in.
+
+    Its constructor's own checks are run, save that our own methods are known to take their defaults: torch is not
+    imported for these.
 
     Raises:
         ValueError: an unknown setting, or a value that cannot be used.
     """
-    from jgesr_lightning.aggregators import build_aggregator
-
     refuse_unknown(settings, method)
     values = dict(settings_model(method)(**settings))
+    if names.is_builtin("aggregators", method) and values == aggregator_settings(method):
+        return values
     try:
         build_aggregator(method, **values)
-    except (TypeError, ValueError) as error:
-        message = str(error)
-        raise ValueError(f"aggregator{'.' if message.split(' ')[0] in values else ': '}{message}") from None
+    except Exception as error:  # whatever somebody's constructor raises
+        message = str(error) or type(error).__name__
+        first = message.split(" ")[0]
+        prefix = "" if first.startswith("aggregator.") else "aggregator." if first in values else "aggregator: "
+        raise ValueError(f"{prefix}{message}") from None
     return values
-
-
-def min_clients(method: str) -> int:
-    """Return the number of clients below which a method cannot work."""
-    from jgesr_lightning.aggregators import aggregator_class
-
-    return aggregator_class(method).min_clients

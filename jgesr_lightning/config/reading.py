@@ -15,6 +15,7 @@ from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, Union,
 
 import yaml
 
+from jgesr_lightning import names
 from jgesr_lightning.checks import nearest
 from jgesr_lightning.config.section import ConfigError, Section, expected, misfit
 
@@ -30,16 +31,17 @@ class Setting:
     Attributes:
         node: what was written.
         where: ``"file, line n"``; empty for a command line.
+        folder: that of the file, which the names of files in it are relative to; None: the current one.
     """
 
-    def __init__(self, node: yaml.Node, where: str = "") -> None:
-        self.node, self.where = node, where
+    def __init__(self, node: yaml.Node, where: str = "", folder: Path | None = None) -> None:
+        self.node, self.where, self.folder = node, where, folder
 
     def __str__(self) -> str:
         """Return the text as a command line takes it: ``0.1``, ``[a,b]``, ``null``."""
         if isinstance(self.node, yaml.SequenceNode):
             return f"[{','.join(str(Setting(item)) for item in self.node.value)}]"
-        return str(self.node.value) or "null"
+        return names.resolve(str(self.node.value), self.folder) or "null"
 
 
 Settings = dict[str, Setting]
@@ -255,7 +257,7 @@ def _settings(key: str, node: yaml.Node, path: Path) -> Settings:
         items = value.value if isinstance(value, yaml.SequenceNode) else [value]
         if not all(isinstance(item, yaml.ScalarNode) for item in items):
             raise ValueError(f"{place(path, value)}: {key}.{name} must be a number, a word or a list of them")
-        found[name] = Setting(value, place(path, value))
+        found[name] = Setting(value, place(path, value), path.parent)
     return found
 
 

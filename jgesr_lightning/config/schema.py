@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
-from jgesr_lightning.checks import one_of
-from jgesr_lightning.config.methods import checked_settings, min_clients
+from jgesr_lightning import names
+from jgesr_lightning.aggregators import min_clients
+from jgesr_lightning.config.methods import checked_settings
 from jgesr_lightning.config.section import Section
 from jgesr_lightning.paths import user_path
 from jgesr_lightning.wandb_names import refusal
@@ -41,10 +42,7 @@ class DataConfig(Section):
     @field_validator("name")
     @classmethod
     def _known(cls, name: str) -> str:
-        from jgesr_lightning.data import DATASETS
-
-        one_of("data.name", name, DATASETS)
-        return name
+        return names.check("data", name)
 
 
 class ModelConfig(Section):
@@ -57,10 +55,7 @@ class ModelConfig(Section):
     @field_validator("name")
     @classmethod
     def _known(cls, name: str) -> str:
-        from jgesr_lightning.models import check_name
-
-        check_name(name)
-        return name
+        return names.check("models", name)
 
 
 class LocalConfig(Section):
@@ -221,9 +216,10 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _enough_clients(self) -> Self:
-        needed = min_clients(self.aggregator.name)
+        needed = min_clients(self.aggregator.name, self.aggregator.settings)
         if self.clients < needed:
-            raise ValueError(f"clients is {self.clients}; {self.aggregator.name} needs at least {needed} clients")
+            method = names.label(self.aggregator.name)
+            raise ValueError(f"clients is {self.clients}; {method} needs at least {needed} clients")
         return self
 
     @property

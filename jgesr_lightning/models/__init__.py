@@ -1,4 +1,4 @@
-"""The networks that clients train. To add one, write a function and name it in `MODELS`."""
+"""The networks that clients train. To add one, write a function and name it in `jgesr_lightning.names`."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from jgesr_lightning.checks import one_of
+from jgesr_lightning import names
 from jgesr_lightning.models.fitness import check_network, check_sizes
-from jgesr_lightning.models.plain import Size, fedavg_cnn, lenet, mlp, sides
+from jgesr_lightning.models.plain import Size, sides
 from jgesr_lightning.models.vision import PREFIX, torchvision_network
 from jgesr_lightning.seeding import INIT, derive
 
-__all__ = ["MODELS", "ModelFactory", "Size", "build_model", "check_name", "check_sizes", "shape_arguments"]
+__all__ = ["ModelFactory", "Size", "build_model", "check_sizes", "shape_arguments"]
 
 ModelFactory = Callable[[int, Size, int], nn.Module]
 """(channels of an input, or its number of features; its size; number of classes) -> network on (B, channels, *size)."""
-
-MODELS: dict[str, ModelFactory] = {"lenet": lenet, "fedavg_cnn": fedavg_cnn, "mlp": mlp}
 
 
 def shape_arguments(input_shape: Sequence[int]) -> tuple[int, Size]:
@@ -28,17 +26,11 @@ def shape_arguments(input_shape: Sequence[int]) -> tuple[int, Size]:
     return channels, rest[0] if square else tuple(rest) or None
 
 
-def check_name(name: str) -> None:
-    """Raise ValueError, with the known ones, unless `name` may name a network; torchvision's own are not looked up."""
-    if not name.startswith(PREFIX):
-        one_of("model.name", name, (*MODELS, f"{PREFIX}NAME"))
-
-
 def build_model(name: str, in_channels: int, image_size: Size, num_classes: int, seed: int = 0) -> nn.Module:
     """Return the named network with its own initialisation drawn from `seed`; global random state is kept.
 
     Args:
-        name: a name in `MODELS`, or ``torchvision:`` and a classification network of torchvision.
+        name: a name of `jgesr_lightning.names`, or ``torchvision:`` and a classification network of torchvision.
         in_channels: channels of an image, or the number of plain features.
         image_size: side of a square image, (height, width), or None for plain features.
         num_classes: number of classes.
@@ -56,11 +48,11 @@ def build_model(name: str, in_channels: int, image_size: Size, num_classes: int,
 
 
 def _made(name: str, in_channels: int, size: Size, num_classes: int) -> nn.Module:
-    check_name(name)
+    make = None if name.startswith(PREFIX) else names.find("models", name)
     try:
-        if name.startswith(PREFIX):
+        if make is None:
             return torchvision_network(name.removeprefix(PREFIX), in_channels, size, num_classes)
-        net = MODELS[name](in_channels, size, num_classes)
+        net = make(in_channels, size, num_classes)
     except Exception as error:  # whatever somebody's function raises
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ValueError(f"model.name={name}: {reason}") from error

@@ -1,0 +1,224 @@
+"""One door for every part that is chosen by name: methods, data sets, networks, partitions, ours and yours.
+
+A name is one of
+
+- a built-in one, such as ``fedavg``: a line in `BUILTIN`;
+- an entry point of an installed package, in the groups ``jgesr_lightning.aggregators``, ``.data``, ``.models`` and
+  ``.partitions``;
+- ``package.module:Attribute``, of an installed package or one in the current folder;
+- ``./file.py:Attribute``, relative to the configuration file that says so, or to the current folder on a command line.
+
+Nothing is imported before a part is asked for, and a name that leads nowhere is a ValueError of one line.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import re
+import sys
+import traceback
+from hashlib import sha256
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from jgesr_lightning.checks import nearest, one_of
+from jgesr_lightning.paths import user_path
+
+KEYS = {
+    "aggregators": "aggregator.name",
+    "data": "data.name",
+    "models": "model.name",
+    "partitions": "data.partition",
+}
+"""Kind of part (and last word of its group of entry points): the setting that chooses it."""
+
+BUILTIN: dict[str, dict[str, Any]] = {
+    "aggregators": {
+        "local": "jgesr_lightning.aggregators.local:Local",
+        "fedavg": "jgesr_lightning.aggregators.fedavg:FedAvg",
+        "fedprox": "jgesr_lightning.aggregators.fedavg:FedProx",
+        "cfl": "jgesr_lightning.aggregators.cfl:CFL",
+        "fedamp": "jgesr_lightning.aggregators.fedamp:FedAMP",
+        "pfedgraph": "jgesr_lightning.aggregators.pfedgraph:PFedGraph",
+        "two_step": "jgesr_lightning.aggregators.two_step:TwoStep",
+        "jgesr": "jgesr_lightning.aggregators.jgesr:JGESR",
+        "graph_filter": "jgesr_lightning.aggregators.graph_filter:GraphFilter",
+        "median": "jgesr_lightning.aggregators.median:Median",
+    },
+    "data": {
+        "mnist": "jgesr_lightning.data.sources:find_mnist",
+        "cifar10": "jgesr_lightning.data.sources:find_cifar10",
+        "synthetic": "jgesr_lightning.data.sources:find_synthetic",
+    },
+    "models": {
+        "lenet": "jgesr_lightning.models.plain:lenet",
+        "fedavg_cnn": "jgesr_lightning.models.plain:fedavg_cnn",
+        "mlp": "jgesr_lightning.models.plain:mlp",
+    },
+    "partitions": {
+        "dirichlet": "jgesr_lightning.data.partition:dirichlet_partition",
+    },
+}
+"""Kind -> name -> where the part stands, or the part itself."""
+
+PREFIXES: dict[str, tuple[str, ...]] = {"models": ("torchvision:",)}
+"""Kind -> starts of names that the kind's own package explains."""
+
+_FILE = re.compile(r"(?P<place>.+\.py):(?P<attribute>[^\W\d][\w.]*)")
+_MODULE = re.compile(r"(?P<place>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<attribute>[^\W\d][\w.]*)")
+
+
+def register(kind: str, name: str, part: Any) -> None:
+    """Make a part known by a name, in this process."""
+    BUILTIN[kind][name] = part
+
+
+def known(kind: str) -> tuple[str, ...]:
+    """Return the names of a kind that can be chosen without saying where they stand."""
+    return (*BUILTIN[kind], *(point.name for point in _entry_points(kind) if point.name not in BUILTIN[kind]))
+
+
+def is_builtin(kind: str, name: object) -> bool:
+    """Return whether a name is one of ours."""
+    return isinstance(name, str) and (name in BUILTIN[kind] or name.startswith(PREFIXES.get(kind, ("\0",))))
+
+
+def check(kind: str, name: str) -> str:
+    """Return `name` if a part stands behind it; what is not built in is imported to find out.
+
+    Raises:
+        ValueError: see `find`.
+    """
+    if not is_builtin(kind, name):
+        find(kind, name)
+    return name
+
+
+def find(kind: str, name: str) -> Any:
+    """Return the part that a name stands for.
+
+    Args:
+        kind: "aggregators", "data", "models" or "partitions".
+        name: see the module's text.
+
+    Raises:
+        ValueError: a name that nobody knows, a module that is not there or fails, or nothing there that can be called.
+    """
+    head = f"{KEYS[kind]} is {name!r}"
+    target = _target(kind, name)
+    if not isinstance(target, str):
+        return target
+    place, _, attribute = target.rpartition(":")
+    found: Any = _module(place, head)
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            names = [name for name in dir(found) if not name.startswith("_")]
+            raise ValueError(f"{head}; {place} holds no {attribute}{nearest(part, names)}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise ValueError(f"{head}; {attribute} is a {type(found).__name__}; it must be a class or a function")
+    return found
+
+
+def resolve(text: str, folder: str | os.PathLike[str] | None = None) -> str:
+    """Return a name with its file's path in full, taken from `folder` (None: the current one); others as they are.
+
+    >>> resolve("./mine.py:Mine", "/home/me"), resolve("fedavg", "/home/me")
+    ('/home/me/mine.py:Mine', 'fedavg')
+    """
+    match = _FILE.fullmatch(text)
+    if match is None:
+        return text
+    path = os.path.abspath(os.path.join(folder or os.curdir, user_path(match["place"])))
+    return f"{path}:{match['attribute']}"
+
+
+def label(name: str) -> str:
+    """Return a short word for a name, fit for folders and tables.
+
+    >>> label("/home/me/mine.py:TrimmedMean"), label("fedavg")
+    ('TrimmedMean', 'fedavg')
+    """
+    return name.rpartition(":")[2]
+
+
+def _target(kind: str, name: object) -> Any:
+    """Return the part, or where it stands as ``module:Attribute`` or ``/path/file.py:Attribute``."""
+    if isinstance(name, str):
+        if name in BUILTIN[kind]:
+            return BUILTIN[kind][name]
+        if _FILE.fullmatch(name):
+            return resolve(name)
+        if _MODULE.fullmatch(name):
+            return name
+        offers = [point for point in _entry_points(kind) if point.name == name]
+        if len({point.value for point in offers}) > 1:
+            owners = " and ".join(str(point.dist and point.dist.name) for point in offers)
+            raise ValueError(f"{KEYS[kind]} is {name!r}, which {owners} both offer; name the one: {offers[0].value}")
+        if offers:
+            return offers[0].value
+        if name.endswith(".py"):
+            raise ValueError(f"{KEYS[kind]} is {name!r}; say what in it: {name}:Name")
+        if re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)+", name):
+            module, _, attribute = name.rpartition(".")
+            raise ValueError(f"{KEYS[kind]} is {name!r}; a part of a module is written {module}:{attribute}")
+    one_of(KEYS[kind], name, (*known(kind), *(f"{prefix}NAME" for prefix in PREFIXES.get(kind, ()))))
+    return None
+
+
+def _entry_points(kind: str) -> tuple[metadata.EntryPoint, ...]:
+    return tuple(metadata.entry_points(group=f"jgesr_lightning.{kind}"))
+
+
+def _module(place: str, head: str) -> ModuleType:
+    """Import a module by its dotted name or its file."""
+    try:
+        if place.endswith(".py"):
+            return _from_file(Path(place))
+        if os.getcwd() not in sys.path:  # `jgesr`, unlike `python -m`, leaves the current folder out
+            sys.path.append(os.getcwd())
+        return importlib.import_module(place)
+    except FileNotFoundError as error:
+        if error.filename == place:
+            raise ValueError(f"{head}; there is no file {place}") from None
+        raise ValueError(f"{head}; importing it failed: {_cause(error)}") from error
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{place}.".startswith(f"{error.name}."):
+            raise ValueError(f"{head}; there is no module {error.name}, installed or in this folder") from None
+        raise ValueError(f"{head}; importing it failed: {_cause(error)}") from error
+
+
+def _from_file(path: Path) -> ModuleType:
+    name = f"_{path.stem}_{sha256(str(path).encode()).hexdigest()[:12]}"  # two files of one name are two modules
+    if name in sys.modules:
+        return sys.modules[name]
+    if not path.is_file():
+        raise FileNotFoundError(2, "no file", str(path))
+    if str(path.parent) not in sys.path:  # for what stands beside it; last, so that nothing is hidden by it
+        sys.path.append(str(path.parent))
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None  # a file that ends in .py has a loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _cause(error: BaseException) -> str:
+    """Return an error in one line, with the place in somebody's file where it arose."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
+    inner = frames[-1] if frames else None
+    if isinstance(error, SyntaxError):
+        where = f" ({error.filename}, line {error.lineno})"
+        return f"SyntaxError: {error.msg}{where}"
+    where = f" ({inner.filename}, line {inner.lineno})" if inner and inner.filename != __file__ else ""
+    reason = " ".join(str(error).split())
+    return f"{type(error).__name__}{': ' if reason else ''}{reason}{where}"
