@@ -5,8 +5,6 @@
 """
 
 from jgesr_lightning.config.loading import (
-    CONFIGS,
-    find_config,
     from_dict,
     load_config,
     parse_overrides,
@@ -31,11 +29,13 @@ from jgesr_lightning.config.schema import (
     SeedsConfig,
 )
 from jgesr_lightning.config.section import ConfigError, Section
+from jgesr_lightning.config.shipped import CONFIGS, SHIPPED, copy_configs, find_config, folders
 
 __all__ = [
     "CONFIGS",
     "KEYS",
     "SECTIONS",
+    "SHIPPED",
     "AggregatorConfig",
     "ChannelConfig",
     "CheckpointConfig",
@@ -52,7 +52,9 @@ __all__ = [
     "SeedsConfig",
     "Setting",
     "Settings",
+    "copy_configs",
     "find_config",
+    "folders",
     "from_dict",
     "load_config",
     "method_settings",

@@ -6,7 +6,6 @@ checked before any work starts, and a wrong one is a `ConfigError` of one line.
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -23,11 +22,10 @@ from jgesr_lightning.config.methods import method_settings, refuse_unknown, sett
 from jgesr_lightning.config.reading import Setting, located
 from jgesr_lightning.config.schema import KEYS, SECTIONS, AggregatorConfig, Config
 from jgesr_lightning.config.section import ConfigError
-from jgesr_lightning.paths import PathError, user_path
+from jgesr_lightning.config.shipped import find_config
+from jgesr_lightning.paths import user_path
 
 logger = logging.getLogger(__name__)
-
-CONFIGS = Path("configs")
 
 Layer = dict[str, Setting]
 
@@ -85,40 +83,6 @@ def to_dict(config: Config) -> dict[str, Any]:
 def to_yaml(config: Config) -> str:
     """Return the resolved configuration as YAML text; `load_config` reads it back as an equal `Config`."""
     return reading.dump(to_dict(config))
-
-
-def find_config(name: str | Path) -> Path:
-    """Return the YAML file that `name` stands for: a path, or the bare name of a file in ``configs/``.
-
-    Raises:
-        ConfigError: no such file; it names the nearest.
-    """
-    try:
-        return _search(name)
-    except PathError as error:
-        raise ConfigError(f"no configuration file {name}: {error}") from None
-    except OSError as error:  # too long for a file's name
-        shown = str(name) if len(str(name)) <= 100 else f"{str(name)[:100]}..."
-        raise ConfigError(f"no configuration file {shown} ({error.strerror})") from None
-
-
-def _search(name: str | Path) -> Path:
-    path = user_path(name)
-    if path.is_file():
-        return path
-    folders = [CONFIGS, Path(__file__).parents[2] / CONFIGS]
-    if not path.is_absolute():
-        for folder in folders:
-            for candidate in (Path(f"{path}.yaml"), folder / path, folder / f"{path}.yaml"):
-                if candidate.is_file():
-                    return candidate
-    if path.is_dir():
-        raise ConfigError(f"{path} is a folder; name a configuration file")
-    known = [str(file) for folder in [path.parent, *folders] for file in sorted(folder.rglob("*.yaml"))]
-    stems = {Path(file).stem: file for file in reversed(known)}
-    close = difflib.get_close_matches(path.stem, stems, n=1)
-    hint = f" (did you mean {stems[close[0]]}?)" if close else ""
-    raise ConfigError(f"no configuration file {path}{hint}")
 
 
 def _file_layers(path: Path, read: dict[Path, bool] | None = None) -> list[Layer]:

@@ -1,0 +1,97 @@
+"""The configurations that come with the package: where they are, finding one by name, copying them to edit."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shutil
+from pathlib import Path
+
+from jgesr_lightning.config.section import ConfigError
+from jgesr_lightning.paths import PathError, user_path
+
+CONFIGS = Path("configs")
+SHIPPED = Path(__file__).parents[1] / "configs"
+COPIED = ("*.yaml", "*.sbatch")
+
+
+def folders(below: str = "") -> list[Path]:
+    """Return the folders in which a bare name is looked for: ``configs/`` here, then what the package ships."""
+    return [CONFIGS / below, SHIPPED / below]
+
+
+def find_config(name: str | Path, below: str = "") -> Path:
+    """Return the YAML file that `name` stands for: a path, or the bare name of a file in one of `folders`.
+
+    Args:
+        name: such as ``mnist_s01``, ``mnist_s01.yaml`` or ``configs/mnist_s01.yaml``.
+        below: a folder in ``configs/`` that bare names are looked for in, such as ``studies``.
+
+    Raises:
+        ConfigError: no such file; it names the nearest.
+    """
+    try:
+        return _search(name, below)
+    except PathError as error:
+        raise ConfigError(f"no configuration file {name}: {error}") from None
+    except OSError as error:  # too long for a file's name
+        shown = str(name) if len(str(name)) <= 100 else f"{str(name)[:100]}..."
+        raise ConfigError(f"no configuration file {shown} ({error.strerror})") from None
+
+
+def _search(name: str | Path, below: str) -> Path:
+    path = user_path(name)
+    if path.is_file():
+        return path
+    places = folders(below)
+    if not path.is_absolute():
+        inside = path.relative_to(CONFIGS) if path.parts[:1] == CONFIGS.parts else path
+        for candidate in (Path(f"{path}.yaml"), *(place / f"{text}" for place in places for text in _spellings(path))):
+            if candidate.is_file():
+                return candidate
+        for candidate in (SHIPPED / text for text in _spellings(inside)):  # configs/x, where there is no such folder
+            if inside != path and not CONFIGS.is_dir() and candidate.is_file():
+                return candidate
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder; name a configuration file")
+    known = {file.stem: file.stem for file in sorted(places[-1].rglob("*.yaml"), reverse=True)}  # found by bare name
+    for place in (*reversed(places[:-1]), path.parent):
+        known |= {file.stem: str(file) for file in sorted(place.rglob("*.yaml"), reverse=True)}
+    close = difflib.get_close_matches(path.stem, known, n=1)
+    hint = f" (did you mean {known[close[0]]}?)" if close else ""
+    raise ConfigError(f"no configuration file {path}{hint}")
+
+
+def _spellings(path: Path) -> tuple[str, str]:
+    return str(path), f"{path}.yaml"
+
+
+def copy_configs(folder: str | Path = ".") -> tuple[list[Path], list[Path]]:
+    """Copy the configurations, studies, sweeps and SLURM scripts into ``configs/`` of a folder, to be edited.
+
+    Args:
+        folder: made where it does not exist.
+
+    Returns:
+        The files that were written, and those that were there already and stay as they are.
+
+    Raises:
+        ConfigError: the folder cannot be written, or is the checkout that the files come from.
+    """
+    target = user_path(folder) / CONFIGS
+    if target.exists() and target.resolve() == SHIPPED.resolve():
+        raise ConfigError(f"{target} are the package's own configurations; edit them there, or name another folder")
+    written: list[Path] = []
+    kept: list[Path] = []
+    for source in sorted(file for pattern in COPIED for file in SHIPPED.rglob(pattern)):
+        copy = target / source.relative_to(SHIPPED)
+        if os.path.lexists(copy):
+            kept.append(copy)
+            continue
+        try:
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, copy)
+        except OSError as error:
+            raise ConfigError(f"{copy} cannot be written: {error.strerror or error}") from None
+        written.append(copy)
+    return written, kept

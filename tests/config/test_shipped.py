@@ -1,0 +1,70 @@
+"""Configurations that come with the package: found by name anywhere, copied to edit."""
+
+from pathlib import Path
+
+import pytest
+
+from jgesr_lightning.config import SHIPPED, ConfigError, copy_configs, find_config, load_config
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_checkout_has_one_source():
+    assert SHIPPED.resolve() == (ROOT / "configs").resolve()
+
+
+@pytest.mark.parametrize("name", ["mnist_s01", "mnist_s01.yaml", "configs/mnist_s01", "configs/mnist_s01.yaml"])
+def test_names_are_found_in_an_empty_folder(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert find_config(name).resolve() == (ROOT / "configs" / "mnist_s01.yaml").resolve()
+    assert load_config(name).name == "mnist_s01"
+
+
+def test_studies_are_looked_for_in_their_own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert find_config("table1_small", "studies") == SHIPPED / "studies" / "table1_small.yaml"
+    with pytest.raises(ConfigError, match=r"did you mean table1_small\?"):
+        find_config("table1_smal", "studies")
+
+
+def test_what_stands_here_comes_before_what_ships(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "mnist_s01.yaml").write_text("seed: 7\n")
+    assert load_config("mnist_s01").seed == 7
+    (tmp_path / "mnist_s01.yaml").write_text("seed: 8\n")
+    assert load_config("mnist_s01").seed == 8
+    with pytest.raises(ConfigError, match=r"no configuration file configs/mnist_s02.yaml"):
+        load_config("configs/mnist_s02.yaml")  # a folder of that name is there, and does not hold it
+    assert load_config("mnist_s02").name == "mnist_s02"
+
+
+def test_a_missing_name_is_answered_with_the_bare_name_of_what_ships(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"no configuration file mnist_quik \(did you mean mnist_quick\?\)"):
+        find_config("mnist_quik")
+
+
+def test_copies_can_be_edited_and_are_never_overwritten(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    written, kept = copy_configs("here")
+    assert kept == [] and Path("here/configs/base.yaml") in written
+    assert Path("here/configs/slurm/array.sbatch") in written and Path("here/configs/studies/table1.yaml") in written
+    assert not list(Path("here").rglob("*.png")) and not list(Path("here").rglob("summary.json"))
+    mine = Path("here/configs/mnist_s01.yaml")
+    mine.write_text("base: base.yaml\nrounds: 2\n")
+    again, kept = copy_configs("here")
+    assert again == [] and sorted(kept) == sorted(written)
+    assert load_config(mine).rounds == 2
+    mine.unlink()
+    assert copy_configs("here")[0] == [mine]
+
+
+def test_places_that_take_no_copies(tmp_path):
+    with pytest.raises(ConfigError, match="the package's own configurations"):
+        copy_configs(ROOT)
+    (tmp_path / "configs").write_text("a file")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        copy_configs(tmp_path)
+    with pytest.raises(ValueError, match="no user 'nobody_of_that_name'"):
+        copy_configs("~nobody_of_that_name/x")
