@@ -84,6 +84,10 @@ def data_module(config: Config) -> FederatedDataModule:
         min_samples=config.data.min_samples,
         test_share=config.data.test_share,
         seed=config.seed_of("partition"),
+        verify=config.data.verify,
+        partition=config.data.partition,
+        classes_per_client=config.data.classes_per_client,
+        label=config.data.label,
     )
     try:
         data.prepare_data()
@@ -106,7 +110,7 @@ def start(config: Config, data: FederatedDataModule) -> Start:
 def watchers(config: Config, folder: Path, data: FederatedDataModule, begin: Start) -> Watchers:
     """Return the callbacks of a run whose files go to `folder`."""
     table = partition_table(data.classes, data.class_counts, data.sizes.tolist(), data.test_sizes.tolist())
-    files = ResultFiles(folder, _facts(config, folder, begin.noise_std), config.logging.csv, table)
+    files = ResultFiles(folder, _facts(config, folder, data, begin.noise_std), config.logging.csv, table)
     wandb_log = WandbLog(
         folder=folder,
         labels=wandb_labels(config, folder),
@@ -207,12 +211,13 @@ def make_deterministic() -> None:
     torch.backends.cudnn.benchmark = False
 
 
-def _facts(config: Config, folder: Path, noise_std: float) -> dict[str, Any]:
+def _facts(config: Config, folder: Path, data: FederatedDataModule, noise_std: float) -> dict[str, Any]:
     """Return what summary.json says of the run besides its outcome."""
     return {
         "name": folder.name,
         "method": label(config.aggregator.name),
         "dataset": label(config.data.name),
+        "data": data.facts(),
         "model": label(config.model.name),
         "noise": config.channel.noise,
         "noise_std": noise_std,

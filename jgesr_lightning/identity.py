@@ -13,12 +13,14 @@ from jgesr_lightning.names import is_builtin, label
 CELL = ("data.name", "channel.noise", "channel.missing_rate")
 """The settings that make up a column of a table."""
 
+_OF_ONES_OWN = ("folder", "tensors", "clients")  # data sets that are nothing but what `data.root` names
+
 SEEDS = ("seed", "seeds")
 """Settings that only choose among equally valid runs."""
 
 _NO_INFLUENCE = (  # where, how fast and how often; not what comes out
-    "name", "output_dir", "resume", "engine", "deterministic", "data.root", "evaluation", "checkpoint", "logging",
-    "metric", "runtime.accelerator", "runtime.devices", "runtime.num_nodes",
+    "name", "output_dir", "resume", "engine", "deterministic", "data.root", "data.verify", "evaluation", "checkpoint",
+    "logging", "metric", "runtime.accelerator", "runtime.devices", "runtime.num_nodes",
 )  # fmt: skip
 
 
@@ -47,10 +49,12 @@ def rounded(value: Any) -> Any:
 
 def condition(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the dotted settings that decide a run's outcome, rounded, without its seeds."""
+    own = {"data.root"} if (config.get("data") or {}).get("name") in _OF_ONES_OWN else set()
     return {
         key: rounded(value)
         for key, value in flatten(config).items()
-        if not any(key == left_out or key.startswith(f"{left_out}.") for left_out in (*_NO_INFLUENCE, *SEEDS))
+        if key in own
+        or not any(key == left_out or key.startswith(f"{left_out}.") for left_out in (*_NO_INFLUENCE, *SEEDS))
     }
 
 

@@ -34,7 +34,17 @@ class DataConfig(Section):
 
     name: str = Field("mnist", description="a data set of `jgesr_lightning.data`")
     root: PathText | None = Field(None, description="folder of the data; None: the variable JGESR_DATA, else ``data``")
-    kappa: float = Field(0.05, gt=0, description="concentration of the Dirichlet partition by class")
+    verify: bool = Field(True, description="whether files of a published set must have the published checksums")
+    label: str = Field("label", pattern=r"\S", description="column of labels in tables (.csv)")
+    partition: str | None = Field(
+        None,
+        pattern=r"\S",
+        description="a partition of `jgesr_lightning.data`, or a file of index lists; None: the data's",
+    )
+    classes_per_client: int = Field(
+        2, ge=1, description="shards of one class that a client is dealt (partition shards)"
+    )
+    kappa: float = Field(0.05, gt=0, description="concentration of the partitions dirichlet and quantity")
     fraction: float = Field(1.0, gt=0, le=1, description="part of the training data that is used")
     min_samples: int = Field(20, ge=2, description="fewest samples of a client, its test share included")
     test_share: float = Field(0.25, gt=0, lt=1, description="part of a client's samples kept for its local test")
@@ -43,6 +53,15 @@ class DataConfig(Section):
     @classmethod
     def _known(cls, name: str) -> str:
         return names.check("data", name)
+
+    @field_validator("partition")
+    @classmethod
+    def _known_partition(cls, name: str | None) -> str | None:
+        from jgesr_lightning.data import PARTITIONS, is_index_file
+
+        if name is not None and not is_index_file(name):
+            one_of("data.partition", name, PARTITIONS)
+        return name
 
 
 class ModelConfig(Section):

@@ -46,13 +46,13 @@ def cache_paths(name: str, root: Path) -> list[Path]:
     return [beside] if home is None else [beside, home / "jgesr_lightning" / f"{name}-{place}.pt"]
 
 
-def cached(name: str, root: Path, key: str, decode: Callable[[], RawDataset]) -> RawDataset:
+def cached(name: str, root: Path, key: str, decode: Callable[[], RawDataset], beside: bool = True) -> RawDataset:
     """Return the cached data set if there is one for `key`, else decode it and keep it where there is a place.
 
     However many processes start at once, one decodes and the others read its file. Where no folder can be written,
-    every process decodes for itself.
+    every process decodes for itself. Unless `beside`, nothing is put beside the data.
     """
-    paths = cache_paths(name, root)
+    paths = cache_paths(name, root)[0 if beside else 1 :]
     for path in paths:
         if (dataset := read_cache(path, key)) is not None:
             return dataset

@@ -21,6 +21,7 @@ ARCHIVE_LIMIT = 512_000_000  # bytes, decompressed: 60,000 images of 32 x 32 tha
 ARCHIVE_ENTRIES = 100_000
 FILE_LIMIT = 16_384  # bytes of one image, which raw has 3,072
 SIZE = (32, 32)
+GREY = ("1", "L", "LA")  # modes without colour
 
 Member = tuple[str, str, str, bytes | memoryview]  # split, class, file name, content
 
@@ -87,24 +88,41 @@ def _decode_all(path: Path, members: Sequence[Member]) -> Tensor:
 
 
 def decode_image(
-    where: str, content: bytes | memoryview, mode: str, size: tuple[int, int], formats: Sequence[str] = ("PNG",)
+    where: str,
+    content: bytes | memoryview,
+    mode: str | None,
+    size: tuple[int, int] | None,
+    formats: Sequence[str] = ("PNG",),
+    why: str = "",
 ) -> npt.NDArray[np.uint8]:
-    """Return an image of `size` (width, height), (H, W, channels) or (H, W); nothing is decoded of any other size.
+    """Return an image, (H, W, 3) in colour or (H, W) in grey; nothing is decoded of any other size than `size`.
+
+    Args:
+        where: what messages begin with.
+        content: the image file.
+        mode: "RGB" for colour; None: grey stays grey, all else is colour.
+        size: (width, height) that it must have; None: any.
+        formats: what formats it may be in.
+        why: what messages add to the size that is needed.
 
     Raises:
-        DataError: it is no whole image of these `formats`, or is of another size; the message begins with `where`.
+        DataError: it is no whole image of these formats, is of another size, or of more than 8 bits a channel.
 
     """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(io.BytesIO(content), formats=tuple(formats)) as picture:
-                if picture.size == size:
-                    return np.asarray(picture.convert(mode))
-                found = picture.size
+                found, kind = picture.size, picture.mode
+                if size in (None, found) and kind[0] not in "IF":
+                    return np.asarray(picture.convert(mode or ("L" if kind in GREY else "RGB")))
     except Exception as error:  # Pillow's ways to say damaged are many
         reason = " ".join(str(error).split())[:100]
-        raise DataError(
-            f"{where} is damaged, or no {' or '.join(formats)} image ({reason}); put a good copy there"
-        ) from error
-    raise DataError(f"{where} is an image of {found[0]} x {found[1]} pixels, where {size[0]} x {size[1]} are needed")
+        kinds = " or ".join(sorted(formats))
+        raise DataError(f"{where} is damaged, or no {kinds} image ({reason}); put a good copy there") from error
+    if kind[0] in "IF":
+        raise DataError(f"{where} has more than 8 bits a channel (mode {kind}); give such images as data.name=tensors")
+    assert size is not None
+    raise DataError(
+        f"{where} is an image of {found[0]} x {found[1]} pixels, where {size[0]} x {size[1]} are needed{why}"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any
 
@@ -13,41 +14,50 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from jgesr_lightning import checks, seeding
 from jgesr_lightning.data.dataset import RawDataset
-from jgesr_lightning.data.partition import (
-    Indices,
-    class_table,
-    dirichlet_partition,
-    split_train_test,
-    stratified_subset,
-)
+from jgesr_lightning.data.partition import Indices, class_table, split_train_test, stratified_subset
+from jgesr_lightning.data.partitions import Partition, make_partition
 from jgesr_lightning.data.sources import load_dataset
+
+log = logging.getLogger(__name__)
 
 
 class FederatedDataModule(LightningDataModule):
     """Share the training data of a set out over K clients, and split each share into local train and local test.
 
-    The data set's own test images are not used: a client is tested on data like those it trains on. Samples are read
-    when they are asked for, out of the memory-mapped cache, so that a process loads those of its own clients alone.
+    A client is tested on data like those it trains on: the test part of a published set is not used. Where clients
+    brought their own files, train and test apart, and keep them (partition "natural"), nothing is split. Samples are
+    read when they are asked for, out of the memory-mapped cache, so that a process loads those of its own clients
+    alone.
 
     Args:
-        name: data set; see `jgesr_lightning.data.sources`.
-        root: data folder; None means environment variable JGESR_DATA, else `data`.
+        name: data set; see `jgesr_lightning.data.sources` and `jgesr_lightning.data.own`.
+        root: data folder or file; None means environment variable JGESR_DATA, else `data`.
         num_clients: number of clients K.
-        kappa: concentration of the Dirichlet partition by class; the smaller, the more the clients differ.
+        kappa: concentration of the Dirichlet partitions; the smaller, the more the clients differ.
         fraction: share of the training data that is used at all, in (0, 1], the same for every class.
         min_samples: fewest samples of a client, train and test together, at least 2.
-        test_share: share of a client's samples that it is tested on.
+        test_share: share of a client's samples that it is tested on, where its tests are not given.
         seed: seed of subset, partition and splits.
         verify: whether files of a published set must have the published checksums.
+        partition: how the samples are shared out: a name in `PARTITIONS`, a file of index lists, or a function; None:
+            "natural" where the data are clients' own files, else "dirichlet".
+        classes_per_client: shards that a client is dealt by the partition "shards".
+        label: name of the column of labels in tables.
 
     Attributes:
         classes: name of each class.
         num_classes: number of classes.
-        in_channels: channels of an image.
-        image_size: side of an image, in pixels.
+        input_shape: shape of one sample: (channels, height, width), or (features,).
+        in_channels: channels of an image, or the number of features.
+        image_size: side of an image in pixels, (height, width) where it is not square, None for features.
         sizes: (K,) int64 number of training samples of each client.
         test_sizes: (K,) int64 number of test samples of each client.
         class_counts: (K, num_classes) int64 samples of each client by class, train and test together.
+        client_names: name of each client where the partition is the data's own, else empty.
+        partition_name: the partition that was used, in a word.
+        normalisation: how inputs are normalised, as plain numbers: (x / scale - mean) / std, each channel or feature
+            its own.
+        left_out: what is not part of the experiment, in words; empty: nothing.
 
     All attributes exist after `setup`.
 
@@ -55,11 +65,16 @@ class FederatedDataModule(LightningDataModule):
 
     classes: tuple[str, ...]
     num_classes: int
+    input_shape: tuple[int, ...]
     in_channels: int
-    image_size: int
+    image_size: int | tuple[int, int] | None
     sizes: Tensor
     test_sizes: Tensor
     class_counts: Tensor
+    client_names: tuple[str, ...]
+    partition_name: str
+    normalisation: dict[str, Any]
+    left_out: str
 
     def __init__(
         self,
@@ -72,6 +87,9 @@ class FederatedDataModule(LightningDataModule):
         test_share: float = 0.25,
         seed: int = 0,
         verify: bool = True,
+        partition: str | Partition | None = None,
+        classes_per_client: int = 2,
+        label: str = "label",
     ) -> None:
         super().__init__()
         checks.whole("data.min_samples", min_samples, at_least=2)
@@ -84,13 +102,17 @@ class FederatedDataModule(LightningDataModule):
         self.test_share = test_share
         self.seed = seed
         self.verify = verify
+        self.partition = partition
+        self.classes_per_client = classes_per_client
+        self.label = label
         self._raw: RawDataset | None = None
         self._train: list[Indices] = []
         self._test: list[Indices] = []
+        self._tests_given = False
 
     def prepare_data(self) -> None:
         """Make sure that the data are there, decoded and cached (downloads them if need be)."""
-        load_dataset(self.dataset_name, self.root, verify=self.verify)
+        load_dataset(self.dataset_name, self.root, verify=self.verify, label=self.label)
 
     def setup(self, stage: str | None = None) -> None:
         """Load and partition; the same in every process.
@@ -102,29 +124,78 @@ class FederatedDataModule(LightningDataModule):
         """
         if self._raw is not None:
             return
-        raw = load_dataset(self.dataset_name, self.root, verify=self.verify)
-        *_, channels, height, width = raw.train_inputs.shape
-        if height != width:
-            raise ValueError(f"{self.dataset_name} has images of {height} x {width}; they must be square")
+        raw = load_dataset(self.dataset_name, self.root, verify=self.verify, label=self.label)
         labels = raw.train_labels.numpy()
-        subset = stratified_subset(labels, self.fraction, self.seed)
-        parts = [
-            subset[part]
-            for part in dirichlet_partition(labels[subset], self.num_clients, self.kappa, self.seed, self.min_samples)
-        ]
-        splits = [split_train_test(part, labels, self.test_share, self.seed, k) for k, part in enumerate(parts)]
-        self._train, self._test = [train for train, _ in splits], [test for _, test in splits]
+        parts = self._share_out(raw, labels)
+        if self._tests_given:
+            assert raw.test_clients is not None
+            given = raw.test_clients.numpy()
+            self._train, self._test = parts, [np.flatnonzero(given == k) for k in range(len(parts))]
+        else:
+            splits = [split_train_test(part, labels, self.test_share, self.seed, k) for k, part in enumerate(parts)]
+            self._train, self._test = [train for train, _ in splits], [test for _, test in splits]
+        if len(raw.test_inputs) == 0:  # what clients are tested on must not take part in the statistics
+            raw = raw.measured_on(torch.from_numpy(np.sort(np.concatenate(self._train))))
         self.classes, self.num_classes = raw.classes, len(raw.classes)
-        self.in_channels, self.image_size = channels, height
+        self._describe_inputs(raw)
         self.sizes = torch.tensor([len(part) for part in self._train])
         self.test_sizes = torch.tensor([len(part) for part in self._test])
-        self.class_counts = torch.from_numpy(class_table(labels, parts, len(raw.classes)))
+        table = class_table(labels, self._train, self.num_classes)
+        tested = raw.test_labels.numpy() if self._tests_given else labels
+        self.class_counts = torch.from_numpy(table + class_table(tested, self._test, self.num_classes))
         self._raw = raw
+
+    def _share_out(self, raw: RawDataset, labels: Indices) -> list[Indices]:
+        """Return each client's samples among the training data; says what nobody has."""
+        own = raw.train_clients is not None and raw.test_clients is not None
+        chosen = self.partition or ("natural" if own or self.dataset_name == "clients" else "dirichlet")
+        natural = chosen == "natural"
+        self._tests_given = natural and raw.test_clients is not None
+        subset = stratified_subset(labels, self.fraction, self.seed)
+        parts = make_partition(
+            chosen,
+            labels,
+            self.num_clients,
+            subset=subset,
+            clients=None if raw.train_clients is None else raw.train_clients.numpy(),
+            client_names=raw.clients,
+            seed=self.seed,
+            kappa=self.kappa,
+            min_samples=self.min_samples,
+            classes_per_client=self.classes_per_client,
+        )
+        self.partition_name = chosen if isinstance(chosen, str) else getattr(chosen, "__name__", str(chosen))
+        self.client_names = raw.clients if natural else ()
+        nobodys = len(subset) - sum(map(len, parts))
+        words = f"data.partition leaves out {nobodys} of {len(subset)} samples" if nobodys else ""
+        self.left_out = "; ".join(text for text in (raw.left_out, words) if text)
+        if words:
+            log.warning("%s", words)
+        return parts
+
+    def _describe_inputs(self, raw: RawDataset) -> None:
+        self.input_shape = tuple(raw.train_inputs.shape[1:])
+        self.in_channels, *sides = self.input_shape
+        self.image_size = None if not sides else sides[0] if sides[0] == sides[1] else (sides[0], sides[1])
+        measured = "the training part of the set" if len(raw.test_inputs) else "the clients' training samples"
+        numbers = {"mean": raw.mean.tolist(), "std": raw.std.tolist()}
+        self.normalisation = {"scale": raw.scale, **numbers, "measured_on": measured}
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a summary says of the data, as plain values."""
+        return {
+            "input_shape": list(self.input_shape),
+            "classes": list(self.classes),
+            "normalisation": self.normalisation,
+            "partition": self.partition_name,
+            "clients": list(self.client_names),
+            "left_out": self.left_out,
+        }
 
     def train_tensors(
         self, client: int, device: torch.device | str | None = None, dtype: torch.dtype = torch.float32
     ) -> tuple[Tensor, Tensor]:
-        """Return one client's training samples: normalised images (n, C, H, W) and labels (n,) int64, contiguous."""
+        """Return one client's training samples: normalised inputs (n, *input_shape), labels (n,) int64, contiguous."""
         return self._tensors(self._train, client, device, dtype)
 
     def test_tensors(
@@ -143,7 +214,7 @@ class FederatedDataModule(LightningDataModule):
         return self._of(self._train, client).copy()
 
     def test_indices(self, client: int) -> Indices:
-        """Return where one client's test samples lie in the set's training data, sorted."""
+        """Return where one client's test samples lie in the set's training data (or in its own test data), sorted."""
         return self._of(self._test, client).copy()
 
     def _of(self, parts: list[Indices], client: int) -> Indices:
@@ -158,5 +229,11 @@ class FederatedDataModule(LightningDataModule):
     ) -> tuple[Tensor, Tensor]:
         index = torch.from_numpy(np.ascontiguousarray(self._of(parts, client)))
         assert self._raw is not None  # _of has checked it
-        images = self._raw.train_inputs.index_select(0, index).to(device)  # bytes travel, a quarter of the floats
-        return self._raw.normalise(images, dtype), self._raw.train_labels.index_select(0, index).to(device)
+        given = self._tests_given and parts is self._test
+        inputs, labels = (
+            (self._raw.test_inputs, self._raw.test_labels)
+            if given
+            else (self._raw.train_inputs, self._raw.train_labels)
+        )
+        samples = inputs.index_select(0, index).to(device)  # bytes travel, a quarter of the floats
+        return self._raw.normalise(samples, dtype), labels.index_select(0, index).to(device)

@@ -43,7 +43,7 @@ def dirichlet_partition(
         ValueError: a setting is out of range, or there are fewer than K * min_samples samples.
 
     """
-    y = _label_array(labels)
+    y = label_array(labels)
     num_clients, kappa, min_samples = (_plain(value) for value in (num_clients, kappa, min_samples))
     checks.whole("num_clients", num_clients, at_least=1)
     checks.number("kappa", kappa, above=0)
@@ -98,7 +98,7 @@ def split_train_test(
         raise ValueError(f"client {client} has {len(own)} samples; it needs at least 2, one to train and one to test")
     rng = np.random.default_rng(seeding.derive(seed, SPLIT, client=client))
     own = rng.permutation(own)
-    classes, of_class, sizes = np.unique(_label_array(labels)[own], return_inverse=True, return_counts=True)
+    classes, of_class, sizes = np.unique(label_array(labels)[own], return_inverse=True, return_counts=True)
     total = int(np.clip(round(test_share * len(own)), 1, len(own) - 1))
     quota = _largest_remainder(rng, (sizes * (total / len(own))).astype(np.float64), np.maximum(sizes - 1, 0), total)
     if (lacking := total - int(quota.sum())) > 0:  # more classes than training samples: singletons must be tested too
@@ -115,7 +115,7 @@ def stratified_subset(labels: Labels, fraction: float, seed: int = 0) -> Indices
 
     """
     checks.number("fraction", fraction, above=0, at_most=1)
-    y = _label_array(labels)
+    y = label_array(labels)
     if fraction == 1:
         return np.arange(len(y), dtype=np.int64)
     rng = np.random.default_rng(seeding.derive(seed, seeding.SUBSET))
@@ -126,11 +126,12 @@ def stratified_subset(labels: Labels, fraction: float, seed: int = 0) -> Indices
 
 def class_table(labels: Labels, parts: Sequence[Indices], num_classes: int) -> npt.NDArray[np.int64]:
     """Return the (K, num_classes) table of how many samples of each class each part holds."""
-    y = _label_array(labels)
+    y = label_array(labels)
     return np.stack([np.bincount(y[part], minlength=num_classes) for part in parts]).astype(np.int64)
 
 
-def _label_array(labels: Labels) -> npt.NDArray[np.int64]:
+def label_array(labels: Labels) -> npt.NDArray[np.int64]:
+    """Return labels as one int64 array; ValueError where they are not one integer a sample."""
     y = np.asarray(labels.detach().cpu() if isinstance(labels, Tensor) else labels)
     if y.ndim != 1 or not (np.issubdtype(y.dtype, np.integer) or y.size == 0):
         raise ValueError(f"labels is {y.dtype} of shape {y.shape}; it must be one integer a sample")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,43 +15,11 @@ from jgesr_lightning.data.calls import call
 from jgesr_lightning.data.dataset import DataError, RawDataset, make_dataset
 from jgesr_lightning.data.fetch import FetchError, download, writable
 from jgesr_lightning.data.idx import read_idx
+from jgesr_lightning.data.registry import DATASETS, Finder, Source, register_dataset
 from jgesr_lightning.data.synthetic import make_synthetic
 from jgesr_lightning.paths import user_path
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Source:
-    """Data that was found.
-
-    Attributes:
-        decode: returns the decoded data set.
-        files: what it is decoded from; the cache is remade when one of them changes. None: there is nothing to cache.
-
-    """
-
-    decode: Callable[[], RawDataset]
-    files: tuple[Path, ...] = field(default=())
-
-
-Finder = Callable[..., "Source | RawDataset"]
-DATASETS: dict[str, Finder] = {}
-
-
-def register_dataset(name: str) -> Callable[[Finder], Finder]:
-    """Register a function ``(root, ...) -> Source`` or ``(root, ...) -> RawDataset`` as data set `name`.
-
-    It looks for the data under `root` and raises DataError if there are none. Of the options `download` (whether to
-    fetch what is not there) and `verify` (whether what was published with a checksum must have it) it is given those
-    that it names as parameters. A Source is decoded once and kept in a cache; a RawDataset is made at every start.
-    """
-
-    def register(find: Finder) -> Finder:
-        DATASETS[name] = find
-        return find
-
-    return register
 
 
 def data_root(root: str | os.PathLike[str] | None = None) -> Path:
@@ -61,15 +28,20 @@ def data_root(root: str | os.PathLike[str] | None = None) -> Path:
 
 
 def load_dataset(
-    name: str, root: str | os.PathLike[str] | None = None, download: bool = True, verify: bool = True
+    name: str,
+    root: str | os.PathLike[str] | None = None,
+    download: bool = True,
+    verify: bool = True,
+    label: str = "label",
 ) -> RawDataset:
     """Return a data set, from its cache if there is one, else decoded (and, if need be, downloaded) and cached.
 
     Args:
-        name: "mnist", "cifar10", "synthetic" or another registered name.
+        name: "mnist", "cifar10", "synthetic", "folder", "tensors", "clients" or another registered name.
         root: the data folder; see `data_root`. One that is given must exist: nothing is downloaded to a misspelt one.
         download: whether to fetch data that are not there.
         verify: whether files must have their published checksums. They are compared once, when they are decoded.
+        label: name of the column of labels in tables.
 
     Raises:
         ValueError: unknown name.
@@ -78,13 +50,16 @@ def load_dataset(
     """
     checks.one_of("data.name", name, sorted(DATASETS))
     folder, find = data_root(root), DATASETS[name]
+    options = {"verify": verify, "label": label, "given": root is not None}
     try:
-        source = _find(find, folder, download=False, verify=verify)
+        source = _find(find, folder, download=False, **options)
     except DataError:
+        if "download" not in inspect.signature(find).parameters:
+            raise
         _check_folder(name, root, folder)
         if not download:
             raise
-        source = _find_downloading(name, folder, find, verify)
+        source = _find_downloading(name, folder, find, options)
 
     def decode() -> RawDataset:
         dataset = source.decode()
@@ -94,8 +69,8 @@ def load_dataset(
 
     if not source.files:
         return decode()
-    key = source_key(name if verify else f"{name}, not verified", folder, source.files)
-    return cached(name, folder, key, decode)
+    key = source_key(name + source.settings, folder, source.files)
+    return cached(name, folder, key, decode, source.beside)
 
 
 def _check_folder(name: str, root: str | os.PathLike[str] | None, folder: Path) -> None:
@@ -108,14 +83,14 @@ def _check_folder(name: str, root: str | os.PathLike[str] | None, folder: Path) 
         raise DataError(f"{name}: {folder} may not be read (permission denied); name another folder in data.root")
 
 
-def _find_downloading(name: str, folder: Path, find: Finder, verify: bool) -> Source:
+def _find_downloading(name: str, folder: Path, find: Finder, options: dict[str, Any]) -> Source:
     if not writable(folder):
         raise DataError(
             f"{name}: no data in {folder}, which cannot be written, so nothing can be downloaded to it; "
             "name the folder that holds them in data.root or JGESR_DATA"
         )
     with locked(cache_paths(name, folder)[-1].with_suffix(".lock")):  # one process downloads, others find its files
-        return _find(find, folder, download=True, verify=verify)
+        return _find(find, folder, download=True, **options)
 
 
 def _find(find: Finder, folder: Path, **options: Any) -> Source:
@@ -150,7 +125,7 @@ def find_mnist(root: Path, download: bool, verify: bool) -> Source:
         splits = (images.unsqueeze(1), labels), (test_images.unsqueeze(1), test_labels)
         return make_dataset("mnist", *splits, tuple("0123456789"), raw)
 
-    return Source(decode, files)
+    return Source(decode, files, _unverified(verify))
 
 
 @register_dataset("cifar10")
@@ -161,16 +136,17 @@ def find_cifar10(root: Path, download: bool, verify: bool) -> Source:
     )
     if all(os.path.isfile(batches / file) for file in (*cifar.TRAIN_FILES, cifar.TEST_FILE)):
         files = tuple(batches / file for file in (*cifar.TRAIN_FILES, cifar.TEST_FILE))
-        return Source(lambda: cifar.read_batches("cifar10", batches, verify), files)
+        return Source(lambda: cifar.read_batches("cifar10", batches, verify), files, _unverified(verify))
     if os.path.isfile(packed):
-        return Source(lambda: cifar.read_batches("cifar10", packed, verify), (packed,))
+        return Source(lambda: cifar.read_batches("cifar10", packed, verify), (packed,), _unverified(verify))
     if os.path.isfile(archive):
-        return Source(lambda: images.read_archive("cifar10", archive, verify), (archive,))
+        return Source(lambda: images.read_archive("cifar10", archive, verify), (archive,), _unverified(verify))
     if os.path.isdir(folder / "train") and os.path.isdir(folder / "test"):
-        return Source(lambda: images.read_folder("cifar10", folder, verify), tuple(sorted(folder.glob("*/*/"))))
+        classes = tuple(sorted(folder.glob("*/*/")))
+        return Source(lambda: images.read_folder("cifar10", folder, verify), classes, _unverified(verify))
     tried = _fetch_cifar10(packed) if download else []
     if os.path.isfile(packed):
-        return Source(lambda: cifar.read_batches("cifar10", packed, verify), (packed,))
+        return Source(lambda: cifar.read_batches("cifar10", packed, verify), (packed,), _unverified(verify))
     raise DataError(
         f"cifar10: {root} holds none of {cifar.FOLDER}/, {packed.name}, {archive.name}, {folder.name}/{{train,test}}/"
         f"{_attempts(tried)}; put one of them there, or name the folder that holds it in data.root or JGESR_DATA"
@@ -181,6 +157,10 @@ def find_cifar10(root: Path, download: bool, verify: bool) -> Source:
 def find_synthetic(root: Path) -> Source:
     """Return the toy data set, which needs no files."""
     return Source(make_synthetic)
+
+
+def _unverified(verify: bool) -> str:
+    return "" if verify else ", not verified"
 
 
 def _mnist_path(raw: Path, name: str) -> Path:

@@ -152,7 +152,7 @@ def test_where_data_are_looked_for(monkeypatch, tmp_path):
 
 def test_an_unknown_name_lists_the_known_ones(tmp_path):
     with pytest.raises(
-        ValueError, match=r"data.name is 'minst' \(did you mean 'mnist'\?\); known: cifar10, mnist, synth"
+        ValueError, match=r"data.name is 'minst' \(did you mean 'mnist'\?\); known: cifar10, clients, folder, mnist"
     ):
         load_dataset("minst", tmp_path)
 

@@ -1,0 +1,109 @@
+"""Clients' own files: one .pt, .npz or .csv file a client, in one folder, or in `train/` and `test/` alike."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from jgesr_lightning.data.dataset import DataError, RawDataset, make_dataset, summary_of
+from jgesr_lightning.data.samples import LabelArray, encode, inputs_of, labels_of
+from jgesr_lightning.data.tables import read_table
+from jgesr_lightning.data.tensors import SUFFIXES, check_classes, read_entries
+
+Files = dict[str, Path]  # a client's name -> its file
+KNOWN = (*SUFFIXES, ".csv")
+
+
+def list_clients(root: Path) -> tuple[Files, Files, str]:
+    """Return each client's file of training samples, of test samples (none: these are to be split), and what was left.
+
+    Clients are named by their files, without the ending, and numbered in alphabetical order of these names.
+
+    Raises:
+        DataError: there are no such files, two of one name, or a client has a part of two.
+
+    """
+    split = os.path.isdir(root / "train") and os.path.isdir(root / "test")
+    left_out: list[str] = []
+    train = _files(root / "train" if split else root, root, left_out)
+    test = _files(root / "test", root, left_out) if split else {}
+    alone = sorted(train.keys() ^ test.keys()) if split else []
+    if alone:
+        has, lacks = ("train", "test") if alone[0] in train else ("test", "train")
+        raise DataError(f"{root}: client {alone[0]} has a file in {has}/ and none in {lacks}/")
+    return train, test, summary_of(left_out)
+
+
+def read_clients(name: str, root: Path, train: Files, test: Files, label: str, left_out: str = "") -> RawDataset:
+    """Return the data set in clients' own files; each sample knows whose it is.
+
+    Args:
+        name: name of the data set.
+        root: the folder, for messages.
+        train: each client's file of training samples.
+        test: each client's file of test samples; empty: there are none.
+        label: column of labels in .csv files.
+        left_out: what is to be said about other files.
+
+    Raises:
+        DataError: a file is damaged, or files do not fit together.
+
+    """
+    read = [(path, *_read(path, label)) for files in (train, test) for path in files.values()]
+    first, columns, kind, _ = read[0]
+    for path, own, inputs, _ in read:
+        if own != columns:
+            raise DataError(f"{path} has features {_listed(own)}, but {first} has {_listed(columns)}; they must agree")
+        if inputs.shape[1:] != kind.shape[1:] or inputs.dtype != kind.dtype:
+            raise DataError(f"{path} has x of {_form(inputs)} a sample, but {first} has {_form(kind)}; they must agree")
+    classes, labels = encode([(path, own) for path, _, _, own in read])
+    check_classes(root, classes)
+    K = len(train)
+    trained = torch.cat(labels[:K]).unique()
+    for (path, *_), tested in zip(read[K:], labels[K:], strict=True):
+        new = tested[~torch.isin(tested, trained)]
+        if len(new):
+            raise DataError(f"{path} has samples of class {classes[int(new[0])]}, which no client has for training")
+
+    def joined(part: slice) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        sizes = torch.tensor([len(own) for own in labels[part]])
+        samples = torch.cat([inputs for _, _, inputs, _ in read[part]]), torch.cat(labels[part])
+        return samples, torch.arange(K).repeat_interleave(sizes)
+
+    samples, owners = joined(slice(K))
+    test_samples, test_owners = joined(slice(K, None)) if test else (None, None)
+    own_ids = {"clients": tuple(train), "train_clients": owners, "test_clients": test_owners}
+    return make_dataset(name, samples, test_samples, classes, root, left_out=left_out, **own_ids)
+
+
+def _files(folder: Path, root: Path, left_out: list[str]) -> Files:
+    found: Files = {}
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(".") or path.suffix.lower() not in KNOWN or not os.path.isfile(path):
+            left_out.append(path.relative_to(root).as_posix())
+        elif path.stem in found:
+            raise DataError(f"{path} and {found[path.stem].name} would both be client {path.stem}; remove one")
+        else:
+            found[path.stem] = path
+    if not found:
+        raise DataError(f"{folder} holds no {', '.join(KNOWN)} files; it must hold one a client, or train/ and test/")
+    return found
+
+
+def _read(path: Path, label: str) -> tuple[tuple[str, ...], Tensor, LabelArray]:
+    if path.suffix.lower() == ".csv":
+        return read_table(path, label)
+    entries = read_entries(path)
+    inputs = inputs_of(path, entries["x"])
+    return (), inputs, labels_of(path, entries["y"], len(inputs))
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(names)[:80] or "without names"
+
+
+def _form(inputs: Tensor) -> str:
+    return f"{str(inputs.dtype).removeprefix('torch.')} {tuple(inputs.shape[1:])}"

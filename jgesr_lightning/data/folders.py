@@ -1,0 +1,151 @@
+"""Image folders of one's own: `<class>/**/*.png`, .jpg and so on, as one tree or as `train/` and `test/` alike."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from jgesr_lightning.data.archive import read_file
+from jgesr_lightning.data.dataset import DataError, RawDataset, Split, make_dataset, summary_of
+from jgesr_lightning.data.images import decode_image
+from jgesr_lightning.data.tensors import check_classes
+
+FORMATS = {
+    ".png": "PNG",
+    ".jpg": "JPEG",
+    ".jpeg": "JPEG",
+    ".bmp": "BMP",
+    ".webp": "WEBP",
+    ".tif": "TIFF",
+    ".tiff": "TIFF",
+    ".ppm": "PPM",
+    ".pgm": "PPM",
+    ".pbm": "PPM",
+}
+FILE_LIMIT = 1 << 28  # bytes of one image file
+
+Tree = dict[str, list[Path]]  # a class -> its images
+
+
+def list_images(root: Path) -> tuple[Tree, Tree | None, str]:
+    """Return the images of each class, for training and for testing (None: one tree for both), and what was left out.
+
+    Raises:
+        DataError: there are no images, one of `train/` and `test/` alone, or a class for testing only.
+
+    """
+    left_out: list[str] = []
+    parts = [name for name in ("train", "test") if os.path.isdir(root / name)]
+    if len(parts) == 1 and any(path.is_dir() for path in (root / parts[0]).iterdir()):
+        raise DataError(
+            f"{root} holds {parts[0]}/ without its counterpart; it must hold train/ and test/, or one folder a class "
+            f"(if these are in {parts[0]}/, name that folder in data.root)"
+        )
+    if len(parts) < 2:
+        return _tree(root, root, left_out), None, summary_of(left_out)
+    train, test = (_tree(root / name, root, left_out) for name in ("train", "test"))
+    unknown = sorted(test.keys() - train.keys())
+    if unknown:
+        raise DataError(f"{root}: class {unknown[0]} has images in test/ and none in train/")
+    return train, test, summary_of(left_out)
+
+
+def read_images(name: str, root: Path, train: Tree, test: Tree | None, left_out: str = "") -> RawDataset:
+    """Decode image folders. Grey images have one channel; where any image is in colour, all have three.
+
+    Args:
+        name: name of the data set.
+        root: the folder, for messages.
+        train: images of each class.
+        test: the same for testing; None: there are none.
+        left_out: what is to be said about other files.
+
+    Raises:
+        DataError: an image is damaged, of another size than the first, or of more than 8 bits a channel.
+
+    """
+    classes = tuple(sorted(train))
+    check_classes(root, classes)
+    files = [path for tree in (train, test or {}) for label in classes for path in tree.get(label, [])]
+    images = _decode_all(files)
+    sizes = [len(train[label]) for label in classes]
+    first = images[: sum(sizes)], _labels(sizes)
+    rest: Split | None = None
+    if test is not None:
+        rest = images[sum(sizes) :], _labels([len(test.get(label, [])) for label in classes])
+    return make_dataset(name, first, rest, classes, root, left_out=left_out)
+
+
+def _labels(sizes: list[int]) -> Tensor:
+    return torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+
+
+def _tree(folder: Path, root: Path, left_out: list[str]) -> Tree:
+    """Return the images below each folder in `folder`, in the order of their paths."""
+    tree: Tree = {}
+    for place in sorted(folder.iterdir()):
+        if place.name == ".cache":
+            continue
+        if place.name.startswith(".") or not place.is_dir():
+            left_out.append(place.relative_to(root).as_posix())
+        elif images := _images(place, root, left_out):
+            tree[place.name] = images
+        else:
+            left_out.append(f"{place.relative_to(root).as_posix()}/ (no images)")
+    if not tree:
+        raise DataError(f"{folder} holds no images at <class>/*{{{','.join(FORMATS)}}}")
+    return tree
+
+
+def _images(place: Path, root: Path, left_out: list[str]) -> list[Path]:
+    found, seen = [], set()
+    for here, folders, files in os.walk(place, followlinks=True):
+        identity = os.path.realpath(here)
+        if identity in seen:  # a link to a folder above itself
+            folders.clear()
+            continue
+        seen.add(identity)
+        hidden = sorted(name for name in folders if name.startswith("."))
+        folders[:] = sorted(set(folders) - set(hidden))
+        for name in sorted(files):
+            path = Path(here, name)
+            if name.startswith(".") or path.suffix.lower() not in FORMATS:
+                left_out.append(path.relative_to(root).as_posix())
+            else:
+                found.append(path)
+        left_out += [Path(here, name).relative_to(root).as_posix() for name in hidden]
+    return sorted(found)
+
+
+def _decode_all(files: list[Path]) -> Tensor:
+    first = _decode(files[0], None)
+    height, width, *colour = first.shape
+    images = _room(files, (height, width, *colour))
+    for k, path in enumerate(files):
+        image = first if k == 0 else _decode(path, (width, height), files[0])
+        if image.ndim == 3 and images.ndim == 3:  # the first one in colour: those before it were grey
+            former, images = images, _room(files, (height, width, 3))
+            images[:k] = former[:k, :, :, None]
+        images[k] = image if image.ndim == images.ndim - 1 else image[:, :, None]
+    stacked = torch.from_numpy(images)
+    return stacked.unsqueeze(1) if stacked.ndim == 3 else stacked.permute(0, 3, 1, 2).contiguous()
+
+
+def _room(files: list[Path], shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+    try:
+        return np.empty((len(files), *shape), np.uint8)
+    except (MemoryError, ValueError):
+        raise DataError(f"{files[0]} and {len(files) - 1} images like it ({shape}) do not fit into memory") from None
+
+
+def _decode(path: Path, size: tuple[int, int] | None, like: Path | None = None) -> npt.NDArray[np.uint8]:
+    kind = FORMATS[path.suffix.lower()]
+    as_well = tuple({kind, "PNG", "JPEG"})  # an ending may be mistaken, as torchvision allows
+    return decode_image(
+        str(path), read_file(path, FILE_LIMIT), None, size, as_well, "" if like is None else f", as {like} is"
+    )

@@ -1,0 +1,48 @@
+"""The data sets by name: one function each, which finds the data or says what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from jgesr_lightning.data.dataset import RawDataset
+
+
+@dataclass(frozen=True)
+class Source:
+    """Data that was found.
+
+    Attributes:
+        decode: returns the decoded data set.
+        files: what it is decoded from; the cache is remade when one of them changes. None: there is nothing to cache.
+        settings: what else the result depends on, in words.
+        beside: whether the cache may lie beside the data; else it lies in the user's cache folder alone.
+
+    """
+
+    decode: Callable[[], RawDataset]
+    files: tuple[Path, ...] = field(default=())
+    settings: str = ""
+    beside: bool = True
+
+
+Finder = Callable[..., "Source | RawDataset"]
+DATASETS: dict[str, Finder] = {}
+
+
+def register_dataset(name: str) -> Callable[[Finder], Finder]:
+    """Register a function ``(root, ...) -> Source`` or ``(root, ...) -> RawDataset`` as data set `name`.
+
+    It looks for the data under `root` and raises DataError if there are none. Of the following options it is given
+    those that it names as parameters: `download` (whether to fetch what is not there; without it nothing is ever
+    fetched), `verify` (whether what was published with a checksum must have it), `label` (name of the column of
+    labels), `given` (whether `root` was given, rather than a default). A Source is decoded once and kept in a cache; a
+    RawDataset is made at every start.
+    """
+
+    def register(find: Finder) -> Finder:
+        DATASETS[name] = find
+        return find
+
+    return register

@@ -1,0 +1,95 @@
+"""Tables of numbers as text (.csv), with a line of names and one named column of labels."""
+
+from __future__ import annotations
+
+import csv
+import math
+from array import array
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from jgesr_lightning.checks import nearest
+from jgesr_lightning.data.dataset import DataError
+from jgesr_lightning.data.samples import LabelArray
+
+
+def read_table(path: Path, label: str) -> tuple[tuple[str, ...], Tensor, LabelArray]:
+    """Return the names of the features, the features (n, features) float32, and the labels of a table.
+
+    Labels are whole numbers where all of them are, else texts.
+
+    Args:
+        path: file of values separated by commas; its first line names the columns.
+        label: name of the column of labels; all others are features.
+
+    Raises:
+        DataError: the file cannot be read, lacks that column, or a value is missing or no finite number.
+
+    """
+    values, labels = array("d"), []
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, strict=True)
+            columns = [name.strip() for name in next(reader, [])]
+            place = _label_place(path, columns, label)
+            for row in reader:
+                if not row:
+                    continue
+                if len(row) != len(columns):
+                    raise DataError(
+                        f"{path}, line {reader.line_num}: {len(row)} values, but there are {len(columns)} columns"
+                    )
+                for k, text in enumerate(row):
+                    if k != place:
+                        values.append(_number(path, reader.line_num, columns[k], text))
+                labels.append(row[place].strip())
+                if not labels[-1]:
+                    raise DataError(
+                        f"{path}, line {reader.line_num}: column {label!r} is empty; each sample needs a label"
+                    )
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} cannot be read as a table ({' '.join(str(error).split())[:120]})") from error
+    if not labels:
+        raise DataError(f"{path} holds no samples below its line of names")
+    features = torch.from_numpy(np.frombuffer(values, np.float64).astype(np.float32)).reshape(len(labels), -1)
+    return tuple(name for k, name in enumerate(columns) if k != place), features, _as_labels(path, labels)
+
+
+def _label_place(path: Path, columns: list[str], label: str) -> int:
+    if label not in columns:
+        found = ", ".join(columns)[:100] or "nothing"
+        raise DataError(
+            f"{path} has no column {label!r}{nearest(label, columns)}; its first line names {found}; name the column "
+            "of labels in data.label (columns are separated by commas)"
+        )
+    twice = sorted({name for name in columns if columns.count(name) > 1})
+    if twice:
+        raise DataError(f"{path} has more than one column {twice[0]!r}")
+    if len(columns) < 2:
+        raise DataError(f"{path} has the column {label!r} alone; it must have features beside it")
+    return columns.index(label)
+
+
+def _number(path: Path, line: int, column: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or abs(value) > torch.finfo(torch.float32).max:
+        raise DataError(f"{path}, line {line}: column {column!r} is {text[:40]!r}; it must be a finite number")
+    return value
+
+
+def _as_labels(path: Path, labels: list[str]) -> LabelArray:
+    try:
+        numbers = [float(text) for text in labels]
+    except ValueError:
+        return np.array(labels)
+    if all(number.is_integer() and abs(number) < 2**53 for number in numbers):
+        if min(numbers) < 0:
+            raise DataError(f"{path}: there is a label {min(numbers):.0f}; whole numbers must be at least 0")
+        return np.array(numbers).astype(np.int64)
+    raise DataError(f"{path}: labels such as {labels[0]!r} are numbers with a fraction; they must be classes")

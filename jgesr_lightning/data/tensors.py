@@ -1,0 +1,71 @@
+"""Samples in one file, .pt or .npz: entries x and y and, where the data know of clients, `clients`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from jgesr_lightning.data.dataset import DataError, RawDataset, make_dataset
+from jgesr_lightning.data.npz import read_npz
+from jgesr_lightning.data.samples import encode, inputs_of, labels_of
+
+SUFFIXES = (".pt", ".npz")
+ENTRIES = ("x", "y", "clients", "classes")
+
+
+def read_entries(path: Path) -> dict[str, Any]:
+    """Return what a .pt or .npz file holds, by name; nothing but plain numbers, texts and containers is unpickled.
+
+    Raises:
+        DataError: it is no such file, is damaged, or lacks x or y.
+
+    """
+    if path.suffix.lower() == ".npz":
+        content: Any = read_npz(path)
+    else:
+        try:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:  # weights_only refuses in as many ways as there are
+            reason = " ".join(str(error).split())
+            if "weights_only" in reason or "WeightsUnpickler" in reason:
+                reason = "it holds objects other than tensors, numbers, texts and containers, which are not unpickled"
+            raise DataError(f"{path} cannot be read as .pt ({reason[:120]})") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{path} holds a {type(content).__name__}; it must hold a dictionary with x and y")
+    missing = [name for name in ("x", "y") if name not in content]
+    if missing:
+        found = ", ".join(map(str, content)) or "nothing"
+        raise DataError(f"{path} holds {found[:100]}; it must hold x and y (and lacks {', '.join(missing)})")
+    return {str(name): value for name, value in content.items()}
+
+
+def read_tensors(name: str, path: Path) -> RawDataset:
+    """Return the data set in one .pt or .npz file.
+
+    Its entries are x (see `samples.inputs_of`), y (whole numbers or, in .npz, texts), and, if given, `clients` (the
+    client of each sample, a whole number or a text) and `classes` (what label 0, 1, ... is called).
+
+    Raises:
+        DataError: the file is damaged, or what it holds does not fit together.
+
+    """
+    entries = read_entries(path)
+    inputs = inputs_of(path, entries["x"])
+    names = None if entries.get("classes") is None else [str(one) for one in list(entries["classes"])]
+    classes, (labels,) = encode([(path, labels_of(path, entries["y"], len(inputs)))], names)
+    check_classes(path, classes)
+    optional: dict[str, Any] = {}
+    if entries.get("clients") is not None:
+        ids = labels_of(path, entries["clients"], len(inputs), "clients")
+        optional["clients"], (optional["train_clients"],) = encode([(path, ids)], what="client")
+    others = sorted(entries.keys() - set(ENTRIES))
+    left_out = f"left out the entries {', '.join(others)[:100]}" if others else ""
+    return make_dataset(name, (inputs, labels), None, classes, path, left_out=left_out, **optional)
+
+
+def check_classes(where: Path, classes: tuple[str, ...]) -> None:
+    """Raise DataError unless there is something to tell apart."""
+    if len(classes) < 2:
+        raise DataError(f"{where}: all samples are of one class ({', '.join(classes)}); there must be at least two")
