@@ -147,22 +147,24 @@ def show(arguments: Sequence[str]) -> int:
 
 def data(arguments: Sequence[str]) -> int:
     """Fetch the data set of a configuration, or one named by itself, and keep it decoded."""
-    from jgesr_lightning.data import DATASETS, DataError, data_root, load_dataset
+    from jgesr_lightning.data import DataError, data_root, load_dataset
+    from jgesr_lightning.names import is_builtin
 
-    names = [argument for argument in arguments if argument in DATASETS]
-    if names:
-        settings = [argument for argument in arguments if argument not in names]
-        config = load_config(None, [f"data.name={name}" for name in names] + settings)
+    sets = [argument for argument in arguments if is_builtin("data", argument)]
+    if sets:
+        settings = [argument for argument in arguments if argument not in sets]
+        config = load_config(None, [f"data.name={name}" for name in sets] + settings)
     else:
         config = configuration(arguments)
     try:
-        found = load_dataset(config.data.name, config.data.root)
+        found = load_dataset(config.data.name, config.data.root, verify=config.data.verify, label=config.data.label)
     except DataError as error:
         raise ConfigError(error) from None
     shape = " x ".join(str(size) for size in found.train_inputs.shape[1:])
     print(
-        f"{found.name}: {len(found.train_inputs)} training and {len(found.test_inputs)} test images of {shape}, "
+        f"{found.name}: {len(found.train_inputs)} training and {len(found.test_inputs)} test samples of {shape}, "
         f"{len(found.classes)} classes; data folder {data_root(config.data.root)}"
+        + (f"; {found.left_out}" if found.left_out else "")
     )
     return 0
 

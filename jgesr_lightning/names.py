@@ -53,6 +53,9 @@ BUILTIN: dict[str, dict[str, Any]] = {
         "mnist": "jgesr_lightning.data.sources:find_mnist",
         "cifar10": "jgesr_lightning.data.sources:find_cifar10",
         "synthetic": "jgesr_lightning.data.sources:find_synthetic",
+        "folder": "jgesr_lightning.data.own:find_folder",
+        "tensors": "jgesr_lightning.data.own:find_tensors",
+        "clients": "jgesr_lightning.data.own:find_clients",
     },
     "models": {
         "lenet": "jgesr_lightning.models.plain:lenet",
@@ -61,12 +64,19 @@ BUILTIN: dict[str, dict[str, Any]] = {
     },
     "partitions": {
         "dirichlet": "jgesr_lightning.data.partition:dirichlet_partition",
+        "iid": "jgesr_lightning.data.partitions:iid_partition",
+        "shards": "jgesr_lightning.data.partitions:shards_partition",
+        "quantity": "jgesr_lightning.data.partitions:quantity_partition",
+        "natural": "jgesr_lightning.data.partitions:natural_partition",
     },
 }
 """Kind -> name -> where the part stands, or the part itself."""
 
 PREFIXES: dict[str, tuple[str, ...]] = {"models": ("torchvision:",)}
 """Kind -> starts of names that the kind's own package explains."""
+
+ENDINGS: dict[str, tuple[str, ...]] = {"partitions": (".json", ".npz")}
+"""Kind -> ends of names, those of files, that the kind's own package explains."""
 
 _FILE = re.compile(r"(?P<place>.+\.py):(?P<attribute>[^\W\d][\w.]*)")
 _MODULE = re.compile(r"(?P<place>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<attribute>[^\W\d][\w.]*)")
@@ -84,7 +94,9 @@ def known(kind: str) -> tuple[str, ...]:
 
 def is_builtin(kind: str, name: object) -> bool:
     """Return whether a name is one of ours."""
-    return isinstance(name, str) and (name in BUILTIN[kind] or name.startswith(PREFIXES.get(kind, ("\0",))))
+    if not isinstance(name, str):
+        return False
+    return name in BUILTIN[kind] or name.startswith(PREFIXES.get(kind, ())) or name.endswith(ENDINGS.get(kind, ()))
 
 
 def check(kind: str, name: str) -> str:

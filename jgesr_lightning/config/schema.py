@@ -39,7 +39,7 @@ class DataConfig(Section):
     partition: str | None = Field(
         None,
         pattern=r"\S",
-        description="a partition of `jgesr_lightning.data`, or a file of index lists; None: the data's",
+        description="how samples are shared out, or a file of lists; None: as the data are",
     )
     classes_per_client: int = Field(
         2, ge=1, description="shards of one class that a client is dealt (partition shards)"
@@ -57,11 +57,7 @@ class DataConfig(Section):
     @field_validator("partition")
     @classmethod
     def _known_partition(cls, name: str | None) -> str | None:
-        from jgesr_lightning.data import PARTITIONS, is_index_file
-
-        if name is not None and not is_index_file(name):
-            one_of("data.partition", name, PARTITIONS)
-        return name
+        return name and names.check("partitions", name)
 
 
 class ModelConfig(Section):

@@ -2,19 +2,16 @@
 
 from typing import TYPE_CHECKING, Any
 
-from jgesr_lightning.data import own  # noqa: F401 - registers its data sets
 from jgesr_lightning.data.dataset import DataError, RawDataset, make_dataset
 from jgesr_lightning.data.partition import class_table, dirichlet_partition, split_train_test, stratified_subset
-from jgesr_lightning.data.partitions import PARTITIONS, is_index_file, register_partition
-from jgesr_lightning.data.registry import DATASETS, Source, register_dataset
+from jgesr_lightning.data.partitions import make_partition
+from jgesr_lightning.data.registry import Source, register_dataset, register_partition
 from jgesr_lightning.data.sources import data_root, load_dataset
 
 if TYPE_CHECKING:
     from jgesr_lightning.data.module import FederatedDataModule
 
 __all__ = [
-    "DATASETS",
-    "PARTITIONS",
     "DataError",
     "FederatedDataModule",
     "RawDataset",
@@ -22,9 +19,9 @@ __all__ = [
     "class_table",
     "data_root",
     "dirichlet_partition",
-    "is_index_file",
     "load_dataset",
     "make_dataset",
+    "make_partition",
     "register_dataset",
     "register_partition",
     "split_train_test",

@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from jgesr_lightning import checks, seeding
 from jgesr_lightning.data.dataset import RawDataset
 from jgesr_lightning.data.partition import Indices, class_table, split_train_test, stratified_subset
-from jgesr_lightning.data.partitions import Partition, make_partition
+from jgesr_lightning.data.partitions import make_partition
+from jgesr_lightning.data.registry import Partition
 from jgesr_lightning.data.sources import load_dataset
 
 log = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ class FederatedDataModule(LightningDataModule):
         test_share: share of a client's samples that it is tested on, where its tests are not given.
         seed: seed of subset, partition and splits.
         verify: whether files of a published set must have the published checksums.
-        partition: how the samples are shared out: a name in `PARTITIONS`, a file of index lists, or a function; None:
+        partition: how the samples are shared out: a name, a file of index lists, or a function; None:
             "natural" where the data are clients' own files, else "dirichlet".
         classes_per_client: shards that a client is dealt by the partition "shards".
         label: name of the column of labels in tables.

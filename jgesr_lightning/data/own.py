@@ -10,13 +10,12 @@ from typing import TypeVar
 from jgesr_lightning.data.clientfiles import list_clients, read_clients
 from jgesr_lightning.data.dataset import DataError
 from jgesr_lightning.data.folders import list_images, read_images
-from jgesr_lightning.data.registry import Source, register_dataset
+from jgesr_lightning.data.registry import Source
 from jgesr_lightning.data.tensors import SUFFIXES, read_tensors
 
 Listing = TypeVar("Listing")
 
 
-@register_dataset("folder")
 def find_folder(root: Path, given: bool) -> Source:
     """Find images at `<class>/**` below the folder, or below its `train/` and `test/`."""
     _check("folder", "the folder with one folder of images a class", root, given)
@@ -25,7 +24,6 @@ def find_folder(root: Path, given: bool) -> Source:
     return Source(lambda: read_images("folder", root, train, test, left_out), files, left_out, beside=False)
 
 
-@register_dataset("tensors")
 def find_tensors(root: Path, given: bool) -> Source:
     """Find one .pt or .npz file: the one that is named, or the only one in the folder."""
     what = "the .pt or .npz file with x and y, or the folder that holds it"
@@ -44,7 +42,6 @@ def find_tensors(root: Path, given: bool) -> Source:
     return Source(lambda: read_tensors("tensors", path), (path,), beside=False)
 
 
-@register_dataset("clients")
 def find_clients(root: Path, given: bool, label: str) -> Source:
     """Find one .pt, .npz or .csv file a client in the folder, or in its `train/` and `test/`."""
     _check("clients", "the folder with one .pt, .npz or .csv file a client", root, given)

@@ -4,38 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from jgesr_lightning import checks, seeding
+from jgesr_lightning import checks, names, seeding
 from jgesr_lightning.data.calls import call
 from jgesr_lightning.data.dataset import DataError
 from jgesr_lightning.data.npz import read_npz
 from jgesr_lightning.data.partition import Indices, Labels, dirichlet_partition, label_array
+from jgesr_lightning.data.registry import Partition
 from jgesr_lightning.paths import user_path
 
-Partition = Callable[..., Sequence[Any]]
-PARTITIONS: dict[str, Partition] = {"dirichlet": dirichlet_partition}
-FILES = (".json", ".npz")
 
-
-def register_partition(name: str) -> Callable[[Partition], Partition]:
-    """Register a function ``(labels, num_clients, ...) -> list of index arrays`` as partition `name`.
-
-    Of the options `seed`, `kappa`, `min_samples`, `classes_per_client`, `clients` (the client number of each sample, or
-    None) and `client_names` it is given those that it names as parameters.
-    """
-
-    def register(function: Partition) -> Partition:
-        PARTITIONS[name] = function
-        return function
-
-    return register
-
-
-@register_partition("iid")
 def iid_partition(labels: Labels, num_clients: int, seed: int = 0) -> list[Indices]:
     """Shuffle the set and cut it into shares of equal size (McMahan et al., AISTATS 2017, "IID").
 
@@ -45,7 +27,6 @@ def iid_partition(labels: Labels, num_clients: int, seed: int = 0) -> list[Indic
     return [np.sort(part) for part in np.array_split(order, num_clients)]
 
 
-@register_partition("shards")
 def shards_partition(labels: Labels, num_clients: int, seed: int = 0, classes_per_client: int = 2) -> list[Indices]:
     """Sort the set by class, cut it into shards and deal each client the same number of them at random.
 
@@ -77,7 +58,6 @@ def shards_partition(labels: Labels, num_clients: int, seed: int = 0, classes_pe
     return [np.sort(np.concatenate([shards[i] for i in own])) for own in dealt]
 
 
-@register_partition("quantity")
 def quantity_partition(
     labels: Labels, num_clients: int, kappa: float, seed: int = 0, min_samples: int = 10
 ) -> list[Indices]:
@@ -89,7 +69,6 @@ def quantity_partition(
     return dirichlet_partition(np.zeros(len(label_array(labels)), np.int64), num_clients, kappa, seed, min_samples)
 
 
-@register_partition("natural")
 def natural_partition(
     labels: Labels, num_clients: int, clients: Indices | None, client_names: Sequence[str] = ()
 ) -> list[Indices]:
@@ -116,11 +95,6 @@ def natural_partition(
             f"clients={len(client_names)}, or another data.partition"
         )
     return [np.flatnonzero(clients == k) for k in range(num_clients)]
-
-
-def is_index_file(name: object) -> bool:
-    """Return whether a partition's name is that of a file of index lists."""
-    return isinstance(name, str) and name.lower().endswith(FILES)
 
 
 def read_index_lists(name: str) -> list[Any]:
@@ -154,7 +128,7 @@ def make_partition(
     """Return K disjoint, sorted index arrays into `labels`, by a named partition, a function or a file of lists.
 
     Args:
-        partition: a name in `PARTITIONS`, the path of a file of index lists, or a function like those in `PARTITIONS`.
+        partition: a partition's name, the path of a file of index lists, or a function; see `register_partition`.
         labels: (n,) labels of the whole training set.
         num_clients: number of clients K.
         subset: sorted indices of the samples that are used at all; None: all. A function sees these alone, a file's
@@ -168,25 +142,24 @@ def make_partition(
 
     """
     used = np.arange(len(labels)) if subset is None else subset
-    if isinstance(partition, str) and is_index_file(partition):
+    if isinstance(partition, str) and partition.endswith(names.ENDINGS["partitions"]):
         where = f"data.partition: {os.fspath(partition)}"
         parts = _checked(where, read_index_lists(partition), len(labels), num_clients)
         parts = [part[np.isin(part, used)] for part in parts]
     else:
         if isinstance(partition, str):
-            checks.one_of("data.partition", partition, PARTITIONS)
-            partition, where = PARTITIONS[partition], f"data.partition={partition}"
+            function, where = names.find("partitions", partition), f"data.partition={names.label(partition)}"
         else:
-            where = f"data.partition={getattr(partition, '__name__', partition)}"
+            function, where = partition, f"data.partition={getattr(partition, '__name__', partition)}"
         ids = None if clients is None else clients[used]
         found = call(
-            partition, labels[used], num_clients=num_clients, clients=ids, client_names=tuple(client_names), **options
+            function, labels[used], num_clients=num_clients, clients=ids, client_names=tuple(client_names), **options
         )
         parts = [used[part] for part in _checked(where, found, len(used), num_clients)]
     least = options.get("min_samples", 1)
     for k, part in enumerate(parts):
         if len(part) < least:
-            name = f" ({client_names[k]})" if partition is natural_partition else ""
+            name = f" ({client_names[k]})" if partition == "natural" else ""
             raise ValueError(
                 f"{where}: client {k}{name} has {len(part)} samples and data.min_samples is {least}; lower it, or use "
                 "more data or fewer clients"

@@ -1,11 +1,13 @@
-"""The data sets by name: one function each, which finds the data or says what is missing."""
+"""What a data set and a partition are to the rest: one function each, known by name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from jgesr_lightning import names
 from jgesr_lightning.data.dataset import RawDataset
 
 
@@ -28,11 +30,11 @@ class Source:
 
 
 Finder = Callable[..., "Source | RawDataset"]
-DATASETS: dict[str, Finder] = {}
+Partition = Callable[..., Sequence[Any]]
 
 
 def register_dataset(name: str) -> Callable[[Finder], Finder]:
-    """Register a function ``(root, ...) -> Source`` or ``(root, ...) -> RawDataset`` as data set `name`.
+    """Make a function ``(root, ...) -> Source`` or ``(root, ...) -> RawDataset`` known as data set `name`.
 
     It looks for the data under `root` and raises DataError if there are none. Of the following options it is given
     those that it names as parameters: `download` (whether to fetch what is not there; without it nothing is ever
@@ -42,7 +44,21 @@ def register_dataset(name: str) -> Callable[[Finder], Finder]:
     """
 
     def register(find: Finder) -> Finder:
-        DATASETS[name] = find
+        names.register("data", name, find)
         return find
+
+    return register
+
+
+def register_partition(name: str) -> Callable[[Partition], Partition]:
+    """Make a function ``(labels, num_clients, ...) -> list of index arrays`` known as partition `name`.
+
+    Of the options `seed`, `kappa`, `min_samples`, `classes_per_client`, `clients` (the client number of each sample, or
+    None) and `client_names` it is given those that it names as parameters.
+    """
+
+    def register(function: Partition) -> Partition:
+        names.register("partitions", name, function)
+        return function
 
     return register

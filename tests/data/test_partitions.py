@@ -7,15 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jgesr_lightning import names
 from jgesr_lightning.data import (
-    DATASETS,
-    PARTITIONS,
     DataError,
     FederatedDataModule,
     class_table,
     dirichlet_partition,
     make_dataset,
-    partitions,
     register_partition,
 )
 from jgesr_lightning.data.partitions import make_partition
@@ -34,7 +32,7 @@ def parts_of(name, labels=LABELS, K=7, seed=0, kappa=0.5, min_samples=2, classes
 
 @settings(max_examples=150, deadline=None)
 @given(
-    name=st.sampled_from(sorted(PARTITIONS)),
+    name=st.sampled_from(sorted(names.BUILTIN["partitions"])),
     labels=st.lists(st.integers(0, 5), min_size=1, max_size=120),
     K=st.integers(1, 12),
     kappa=st.sampled_from([1e-3, 0.05, 1.0, 1e6]),
@@ -231,7 +229,7 @@ def test_the_data_module_takes_every_partition(tmp_path, monkeypatch, name, capl
         train, test = (toy.train_inputs, toy.train_labels), (toy.test_inputs, toy.test_labels)
         return make_dataset("toy", train, test, toy.classes, **own)
 
-    monkeypatch.setitem(DATASETS, "toy", with_clients)
+    monkeypatch.setitem(names.BUILTIN["data"], "toy", with_clients)
     lists = [list(range(k, 3000, 4)) for k in range(4)]
     (tmp_path / "parts.json").write_text(json.dumps(lists))
     chosen = str(tmp_path / "parts.json") if name == "file" else name
@@ -247,7 +245,7 @@ def test_the_data_module_takes_every_partition(tmp_path, monkeypatch, name, capl
 
 
 def test_a_new_partition_is_one_function(monkeypatch):
-    monkeypatch.setattr(partitions, "PARTITIONS", dict(PARTITIONS))
+    monkeypatch.setitem(names.BUILTIN, "partitions", dict(names.BUILTIN["partitions"]))
 
     @register_partition("first")
     def first(labels, num_clients):

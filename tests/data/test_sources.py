@@ -4,7 +4,8 @@ import tarfile
 import pytest
 import torch
 
-from jgesr_lightning.data import DATASETS, DataError, Source, data_root, load_dataset, register_dataset, sources
+from jgesr_lightning import names
+from jgesr_lightning.data import DataError, Source, data_root, load_dataset, register_dataset, sources
 from jgesr_lightning.data.fetch import FetchError
 from jgesr_lightning.data.synthetic import make_synthetic
 
@@ -152,13 +153,13 @@ def test_where_data_are_looked_for(monkeypatch, tmp_path):
 
 def test_an_unknown_name_lists_the_known_ones(tmp_path):
     with pytest.raises(
-        ValueError, match=r"data.name is 'minst' \(did you mean 'mnist'\?\); known: cifar10, clients, folder, mnist"
+        ValueError, match=r"data.name is 'minst' \(did you mean 'mnist'\?\); known: mnist, cifar10, synthetic, folder"
     ):
         load_dataset("minst", tmp_path)
 
 
 def test_a_new_data_set_is_one_function(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "DATASETS", dict(DATASETS))
+    monkeypatch.setitem(names.BUILTIN, "data", dict(names.BUILTIN["data"]))
 
     @register_dataset("toy")
     def find_toy(root, download):
