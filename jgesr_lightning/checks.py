@@ -13,7 +13,7 @@ _OTHERS_SAY = {  # what it is called here: what others call it; a hint is given 
     "local.optimizer": "optimizer optimiser optim",
     "local.weight_decay": "weight_decay wd l2 decay",
     "local.schedule": "schedule scheduler lr_schedule lr_scheduler",
-    "local.clip": "clip grad_clip gradient_clipping max_norm",
+    "local.clip_norm": "clip grad_clip gradient_clipping max_norm",
     "local.proximal_mu": "mu prox_mu fedprox_mu",
     "data.name": "dataset data_set",
     "data.root": "data_dir data_root data_path",
@@ -35,6 +35,8 @@ _OTHERS_SAY = {  # what it is called here: what others call it; a hint is given 
     "evaluation.every": "eval_every",
     "logging.project": "wandb_project",
     "fedavg": "fed_avg mean average",
+    "jgesr": "proposed ours pdca joint",
+    "cifar10": "cifar",
     "accuracy/received": "received accuracy acc",
     "accuracy/trained": "trained",
 }
@@ -47,7 +49,8 @@ def nearest(word: str, known: Iterable[str], *, synonyms_only: bool = False) -> 
     meant = SYNONYMS.get(word.lower())
     matches = [meant] if meant in known else []
     if not matches and not synonyms_only:
-        matches = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+        spelt = {name.lower(): name for name in reversed(known)}
+        matches = [spelt[near] for near in difflib.get_close_matches(word.lower(), spelt, n=1, cutoff=0.5)]
     return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 

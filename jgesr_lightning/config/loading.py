@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from jgesr_lightning import names
+from jgesr_lightning.aggregators import aggregator_names, aggregator_settings
 from jgesr_lightning.checks import nearest
 from jgesr_lightning.config import reading
 from jgesr_lightning.config.methods import method_settings, refuse_unknown, setting_types_of, settings_model
@@ -141,6 +142,8 @@ def _known(key: str, where: str) -> str:
     same = [known for known in KEYS if known.rpartition(".")[2] == leaf]
     close = nearest(leaf, KEYS, synonyms_only=True) or nearest(key, [*KEYS, *SECTIONS])
     moved = bool(same) and (section == leaf or section in SECTIONS)  # a misspelt word comes before one from elsewhere
+    if not same and not close and leaf in set().union(*map(aggregator_settings, aggregator_names())):
+        same = [f"aggregator.{leaf}"]
     hint = f" (did you mean {same[0]!r}?)" if moved or (same and not close) else close
     tops = [known for known in KEYS if "." not in known]
     known = f"; known: {', '.join([*tops, *(f'{section}.*' for section in SECTIONS)])}" if not hint else ""

@@ -24,6 +24,11 @@ def _path(text: str) -> str:
 
 PathText = Annotated[str, AfterValidator(_path)]
 Positive = Annotated[int, Field(ge=1)]
+Metric = Literal[
+    "accuracy/received", "accuracy/received_weighted", "accuracy/received_std", "accuracy/received_worst",
+    "accuracy/received_worst_decile", "accuracy/trained", "accuracy/trained_weighted", "accuracy/trained_std",
+    "accuracy/trained_worst", "accuracy/trained_worst_decile",
+]  # fmt: skip
 Seed = Annotated[int, Field(ge=0)]
 
 
@@ -210,7 +215,7 @@ class Config(Section):
         "drop",
         description="broken uploads are left out (drop: where others are left), or end the run",
     )
-    metric: str = Field("accuracy/received", pattern="^accuracy/.", description="what results lead with")
+    metric: Metric = Field("accuracy/received", description="what results lead with")
     data: DataConfig = Field(default_factory=DataConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)
     local: LocalConfig = Field(default_factory=LocalConfig)

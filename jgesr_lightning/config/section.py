@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from jgesr_lightning.checks import nearest
 
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
+FLOAT32 = (1.18e-38, 3.4e38)  # models and most of what is computed with them have 32 bits
 BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 
@@ -50,6 +51,10 @@ class Section(BaseModel):
                 super().__init__(**values)
             except ValidationError as error:
                 raise ConfigError(_complaint(type(self), error, values)) from None
+            for key, value in self.__dict__.items():
+                if isinstance(value, float) and value and not FLOAT32[0] <= abs(value) <= FLOAT32[1]:
+                    words = "0 or a number that 32 bits hold, between {:g} and {:g}".format(*FLOAT32)
+                    raise ConfigError(f"{dotted(type(self), key)} is {value!r}; it must be {words}")
 
     def replace(self, **values: Any) -> Self:
         """Return a copy with some values changed, checked like any other."""
@@ -80,7 +85,10 @@ def expected(hint: Any, bounds: Any = ()) -> str:
     if origin is Annotated:
         return expected(arguments[0], [*getattr(arguments[1], "metadata", ()), *arguments[1:], *bounds])
     if origin in (Union, UnionType):
-        return " or ".join(expected(kind, () if kind is NoneType else bounds) for kind in arguments)
+        each = [expected(kind, () if kind is NoneType else bounds) for kind in arguments]
+        return " or ".join(
+            f"{kind} ({limits})" if comma else kind for kind, comma, limits in (k.partition(", ") for k in each)
+        )
     if origin is Literal:
         return " or ".join(map(str, arguments))
     if (origin or hint) in (tuple, list):
@@ -108,5 +116,7 @@ def _complaint(model: type[Section], error: ValidationError, values: dict[str, A
         return f"unknown key {key!r}{nearest(name, fields)}; known: {', '.join(fields)}"
     if first["type"] == "missing":
         return f"{key} is missing"
+    if first["type"] == "finite_number":
+        return f"{key} is {values[name]!r}; it must be a finite number"
     field = model.model_fields[name]
     return misfit(key, values[name], field.annotation, field.metadata)
