@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ def read_entries(path: Path) -> dict[str, Any]:
         content: Any = read_npz(path)
     else:
         try:
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # what it cannot read it refuses
+                content = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:  # weights_only refuses in as many ways as there are
             reason = " ".join(str(error).split())
             if "weights_only" in reason or "WeightsUnpickler" in reason:
