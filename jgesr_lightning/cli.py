@@ -192,9 +192,9 @@ def report(arguments: Sequence[str]) -> int:
 
 def study(arguments: Sequence[str]) -> int:
     """Run the cells of a study that are not finished yet."""
-    from jgesr_lightning import study
+    from jgesr_lightning.study import command
 
-    return study.main(arguments)
+    return command.main(arguments, run=main)
 
 
 def configuration(arguments: Sequence[str]) -> Config:

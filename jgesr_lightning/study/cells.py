@@ -1,0 +1,286 @@
+"""What a study consists of: its file, and the cells, one run each, that are the product of its axes."""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from jgesr_lightning import names
+from jgesr_lightning.checks import nearest
+from jgesr_lightning.config import (
+    CONFIGS,
+    Config,
+    ConfigError,
+    Section,
+    Setting,
+    Settings,
+    load_config,
+    parse_overrides,
+    read_yaml,
+    to_dict,
+)
+from jgesr_lightning.config.reading import scalar
+from jgesr_lightning.identity import condition, digest, flatten, seed_of
+from jgesr_lightning.paths import user_path
+from jgesr_lightning.summary import DamagedSummaryError, read_summary
+
+OWN = ("name", "resume", "seed", "data.name", "channel.noise", "channel.missing_rate", "aggregator.name")
+"""Settings that each cell has of its own."""
+
+COPIES_MAY_DIFFER = (
+    *("name", "output_dir", "resume", "data.root", "metric"),
+    *("logging.project", "logging.group", "logging.entity", "logging.job_type", "logging.notes", "logging.tags"),
+    *("runtime.devices", "runtime.num_nodes"),
+)
+
+
+class StudyFile(Section):
+    """A study's file; every axis may also be a single value."""
+
+    base: str = Field(description="configuration that every cell starts from")
+    settings: Settings = Field(default_factory=dict, description="of all cells")
+    methods: dict[str, Settings] | list[str] = Field(
+        description="label -> the method's settings, its `name` where the label is not it; dotted keys set anything"
+    )
+    data: dict[str, Settings] | list[str] | str = Field(default_factory=lambda: ["mnist"], description="data sets")
+    noise: list[str] | str = Field(default_factory=lambda: ["0.1"], description="noise levels")
+    missing_rate: list[str] | str = Field(default_factory=lambda: ["0.0"], description="missing rates")
+    grid: dict[str, list[str]] = Field(default_factory=dict, description="dotted key -> values; crossed with all else")
+    seeds: list[int] | int = Field(default_factory=lambda: [0], description="seeds")
+    metric: str | None = Field(None, description="what tables lead with")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a study.
+
+    Attributes:
+        name: of its folder, readable and unique within the study.
+        base: configuration file that it starts from.
+        overrides: ``key=value`` arguments on top of it, `name` and `output_dir` among them.
+        config: the resolved and checked configuration.
+    """
+
+    name: str
+    base: str
+    overrides: tuple[str, ...]
+    config: Config
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return self.config.folder
+
+    def summary(self) -> dict[str, Any]:
+        """Return the run's summary, empty where there is none that can be used."""
+        try:
+            return read_summary(self.folder)
+        except DamagedSummaryError:
+            return {}
+
+    def damage(self) -> str:
+        """Return what is wrong with the run's summary, empty where there is none or it is sound."""
+        try:
+            read_summary(self.folder)
+        except DamagedSummaryError as error:
+            return str(error)
+        return ""
+
+    def is_finished(self) -> bool:
+        """Whether the run is done, with these very settings."""
+        summary = self.summary()
+        return summary.get("status") == "finished" and identity(summary["config"]) == identity(to_dict(self.config))
+
+
+def identity(config: Mapping[str, Any]) -> str:
+    """Return what tells runs of different outcome apart; numbers that differ by rounding alone are one."""
+    stored = json.loads(json.dumps(config))  # as summary.json gives it back: lists for tuples
+    try:
+        return digest({"condition": condition(stored), "seed": seed_of(stored)}, 32)
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:  # no configuration of ours
+        return f"none ({type(error).__name__})"
+
+
+def copied(config: Mapping[str, Any]) -> str:
+    """Return what has to be equal for a run to stand for a cell of another study."""
+    try:
+        flat = flatten(json.loads(json.dumps(config)))
+    except RecursionError:
+        return ""
+    left_out = tuple(f"{key}." for key in COPIES_MAY_DIFFER)
+    return digest({key: value for key, value in flat.items() if not f"{key}.".startswith(left_out)}, 32)
+
+
+def load_study(name: str | Path, overrides: Sequence[str] = ()) -> tuple[str, list[Cell]]:
+    """Return a study's name and its cells, every configuration checked.
+
+    `StudyFile` says what the file holds. Cells are ordered by seed first: a study that is cut short has whole
+    comparisons. What stands nearer to a cell wins: a method's settings over a data set's, those over the grid's, and
+    those over the study's; the command line over all.
+
+    Args:
+        name: a YAML file, or the bare name of one in ``configs/studies/``.
+        overrides: ``key=value`` for all cells; `output_dir` is the folder that the study's own folder goes into.
+
+    Raises:
+        ConfigError: the file, or a cell's configuration, is wrong; one line.
+    """
+    path = find_study(name)
+    study, places = read_yaml(path, StudyFile)
+    given = {key: str(setting) for key, setting in parse_overrides(overrides).items()}
+    for key in OWN:
+        if key in given:
+            raise ConfigError(f"{key} cannot be set for all cells of a study: each cell has its own (--only chooses)")
+    output = user_path(given.pop("output_dir", "runs")) / path.stem
+    shared = study.settings | ({"metric": Setting(scalar(study.metric), places["metric"])} if study.metric else {})
+    axes: list[Sequence[Any]] = [
+        _several(study.seeds),
+        list(_labelled(study.data).items()),
+        _settings("noise", study.noise, places),
+        _settings("missing_rate", study.missing_rate, places),
+        list(itertools.product(*(_settings(f"grid.{key}", values, places) for key, values in study.grid.items()))),
+        list(_labelled(study.methods).items()),
+    ]
+    for key, axis in zip(("seeds", "data", "noise", "missing_rate", "grid", "methods"), axes, strict=True):
+        if not axis:
+            raise ConfigError(f"{path}: {key} is empty; give at least one")
+    loaded: dict[tuple[str, ...], Config] = {}  # reading files takes its time, and neither seeds nor rates change it
+
+    def load(key: tuple[str, ...], settings: Settings) -> Config:
+        if key not in loaded:
+            loaded[key] = load_config(study.base, [f"{key}={value}" for key, value in given.items()], settings)
+        return loaded[key]
+
+    several_rates = [str(rate) for rate in axes[3]] != ["0.0"]
+    cells: dict[str, Cell] = {}
+    for seed, (data, of_data), noise, missing, chosen, (label, of_method) in itertools.product(*axes):
+        rate = f"_m{missing}" if several_rates else ""
+        parts = [f"{_word(data)}_s{noise}{rate}", _word(label), *(_word(str(value)) for value in chosen), f"seed{seed}"]
+        cell = "_".join(parts)
+        method = {(key if "." in key else f"aggregator.{key}"): value for key, value in of_method.items()}
+        settings = {
+            "data.name": Setting(scalar(names.resolve(data, path.parent))),
+            "aggregator.name": Setting(scalar(names.resolve(label, path.parent))),
+            **shared,
+            **dict(zip(study.grid, chosen, strict=True)),
+            **of_data,
+            **method,
+            "channel.noise": noise,
+            "channel.missing_rate": missing,
+        }
+        own = {"seed": str(seed), "name": cell, "output_dir": str(output)}
+        arguments = {**{key: str(value) for key, value in settings.items()}, **given, **own}
+        config = load((data, label, *map(str, chosen)), settings)
+        channel = config.channel.replace(
+            noise=load(("noise", str(noise)), settings).channel.noise,
+            missing_rate=load(("missing_rate", str(missing)), settings).channel.missing_rate,
+        )
+        try:
+            config = config.replace(channel=channel, seed=seed, name=cell, output_dir=str(output))
+        except ValueError as error:
+            raise ConfigError(f"{path}: {error}") from None
+        if cell in cells:
+            raise ConfigError(f"{path}: {cell} comes twice")
+        cells[cell] = Cell(cell, study.base, tuple(f"{key}={value}" for key, value in arguments.items()), config)
+    return path.stem, list(cells.values())
+
+
+def find_study(name: str | Path) -> Path:
+    """Return the file of a study: a path, or the bare name of one in ``configs/studies/``."""
+    folders = [CONFIGS / "studies", Path(__file__).parent.parent.parent / CONFIGS / "studies"]
+    for candidate in (user_path(name), *(folder / f"{name}.yaml" for folder in folders)):
+        if candidate.is_file():
+            return candidate
+    known = sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
+    raise ConfigError(f"no study {name}{nearest(str(name), known)}; known: {', '.join(known)}")
+
+
+def choose(cells: Sequence[Cell], only: Sequence[str] = (), part: tuple[int, int] = (1, 1)) -> list[Cell]:
+    """Return the cells whose name matches one of the patterns, and of these every n-th, from the i-th.
+
+    Args:
+        cells: all cells.
+        only: patterns with ``*`` and ``?``, or plain pieces of names; none: all cells.
+        part: (i, n), i from 1.
+
+    Raises:
+        ConfigError: a pattern that matches nothing.
+    """
+    patterns = [pattern if set(pattern) & set("*?[") else f"*{pattern}*" for pattern in only]
+    for pattern in patterns:
+        if not any(fnmatch.fnmatchcase(cell.name, pattern) for cell in cells):
+            raise ConfigError(f"--only {pattern.strip('*')} matches no cell; --list shows them")
+    matching = [c for c in cells if not patterns or any(fnmatch.fnmatchcase(c.name, p) for p in patterns)]
+    return matching[part[0] - 1 :: part[1]]
+
+
+def parse_part(text: str | None, environment: Mapping[str, str]) -> tuple[int, int]:
+    """Return (i, n) from the text ``i/n``, else from a SLURM array task's variables, else (1, 1).
+
+    An array task knows the least, the greatest and the number of the array's task ids. Its own place follows where
+    they are evenly spaced; ids that are not are refused, by the tasks between the ends.
+
+    >>> [parse_part(None, {"SLURM_ARRAY_TASK_ID": task, "SLURM_ARRAY_TASK_MIN": "3", "SLURM_ARRAY_TASK_MAX": "7",
+    ...                    "SLURM_ARRAY_TASK_COUNT": "2"}) for task in ("3", "7")]
+    [(1, 2), (2, 2)]
+    """
+    if text is not None:
+        head, _, tail = text.partition("/")
+        if not (_is_number(head) and _is_number(tail) and 1 <= int(head) <= int(tail)):
+            raise ConfigError(f"--part is {text!r}; it must be i/n with i from 1 to n, such as 2/4")
+        return int(head), int(tail)
+    if "SLURM_ARRAY_TASK_ID" not in environment:
+        return 1, 1
+    values = {
+        name: environment.get(f"SLURM_ARRAY_TASK_{name}", default)
+        for name, default in {"ID": "", "MIN": "0", "STEP": "1", "COUNT": "1", "MAX": ""}.items()
+    }
+    if not values["MAX"] and all(map(_is_number, (values["MIN"], values["STEP"], values["COUNT"]))):
+        values["MAX"] = str(int(values["MIN"]) + (int(values["COUNT"]) - 1) * int(values["STEP"]))
+    for name, value in values.items():
+        if not _is_number(value):
+            raise ConfigError(f"SLURM_ARRAY_TASK_{name} is {value!r}, not a number; say which part with --part i/n")
+    task, first, last, count = (int(values[name]) for name in ("ID", "MIN", "MAX", "COUNT"))
+    if count <= 1:
+        return 1, 1
+    place, rest = divmod((task - first) * (count - 1), last - first) if last > first else (-1, 0)
+    if rest or not 0 <= place < count:
+        raise ConfigError(
+            f"the place of array task {task} among {count} from {first} to {last} cannot be told; use evenly spaced "
+            f"task ids, such as --array=1-{count}, or say which part each task runs with --part i/n"
+        )
+    return place + 1, count
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal()
+
+
+def _several(values: Any) -> list[Any]:
+    return values if isinstance(values, list) else [values]
+
+
+def _labelled(values: dict[str, Settings] | list[str] | str) -> dict[str, Settings]:
+    """Return name -> settings, from a mapping or plain names."""
+    return values if isinstance(values, dict) else {name: {} for name in _several(values)}
+
+
+def _settings(key: str, values: list[str] | str, places: Mapping[str, str]) -> list[Setting]:
+    """Return the values of an axis with the places where they were written."""
+    return [
+        Setting(scalar(value), places.get(f"{key}[{at}]", places.get(key, "")))
+        for at, value in enumerate(_several(values))
+    ]
+
+
+def _word(text: str) -> str:
+    """Return a name as part of a folder's."""
+    return re.sub(r"[^\w.+=-]+", "-", names.label(text)).strip("-.") or "x"

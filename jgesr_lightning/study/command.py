@@ -1,0 +1,103 @@
+"""The command line of studies: ``study table1_small [--only PATTERN] [--part i/n] [--workers n] [key=value ...]``.
+
+Cells run each in a process of its own, and leave their folders in ``runs/<study>/``. A finished cell is not run again,
+one that another study beside this one has finished is copied from there, and a stopped one goes on from its checkpoint,
+so the same command is also how a study is resumed. A lock per cell lets any number of processes work on one study.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from jgesr_lightning.runtime.files import write_text
+from jgesr_lightning.study.cells import choose, find_study, load_study, parse_part
+from jgesr_lightning.study.processes import default_workers, training
+from jgesr_lightning.study.runner import Outcome, run_cells, state
+
+FILE = "study.yaml"
+"""Copy of the study's file in its folder, which tables take the order of methods from."""
+
+
+def main(argv: Sequence[str], run: Callable[[Sequence[str]], int]) -> int:
+    """Run a study, or the part of it that is asked for.
+
+    Args:
+        argv: the arguments.
+        run: runs the command line of a cell, ``train ...``, in that cell's process.
+    """
+    arguments = _parser().parse_intermixed_args(argv)
+    name, all_cells = load_study(arguments.study, arguments.overrides)
+    folder = all_cells[0].folder.parent
+    if arguments.folder:
+        print(folder)
+        return 0
+    cells = choose(all_cells, arguments.only, parse_part(arguments.part, os.environ))
+    if arguments.list:
+        for cell in cells:
+            print(f"{cell.name}: {state(cell)}")
+        return 0
+    teller = _Teller()
+    if not cells:
+        teller(f"{name}: this part of the study has no cells")
+        return 0
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / FILE, find_study(arguments.study).read_text(encoding="utf-8-sig"))
+    workers = default_workers(cells) if arguments.workers is None else min(arguments.workers, len(cells))
+    if workers > 1:
+        teller(f"{name}: {len(cells)} cells, {workers} at once")
+    outcome = run_cells(cells, training(run, workers), teller, workers)
+    teller(f"{name}: {len(outcome.finished)} of {len(cells)} cells finished")
+    teller(f"tables: python -m jgesr_lightning table {folder}")
+    if outcome.elsewhere:
+        teller(f"run by other processes: {', '.join(outcome.elsewhere)}")
+    _complain(outcome)
+    return 1 if outcome.failed or outcome.stopped_by else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m jgesr_lightning study", description="Run the cells of a study.")
+    parser.add_argument("study", help="a YAML file, or the name of one in configs/studies/")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings for all cells")
+    parser.add_argument("--only", action="append", default=[], metavar="PATTERN", help="cells whose name matches")
+    parser.add_argument("--part", metavar="i/n", help="every n-th cell from the i-th (default: the SLURM array task)")
+    parser.add_argument(
+        "--workers", type=_count, metavar="n",
+        help="cells that run at once, one process each (default: one a core on a CPU, else one)",
+    )  # fmt: skip
+    parser.add_argument("--list", action="store_true", help="show the cells and how far they are; run nothing")
+    parser.add_argument("--folder", action="store_true", help="print the folder of its runs; run nothing")
+    return parser
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of processes; write 1 or more")
+    return int(text)
+
+
+class _Teller:
+    """Prints lines; where nobody reads them any more, says so once on stderr and goes on there: the runs matter."""
+
+    def __init__(self) -> None:
+        self._stream = sys.stdout
+
+    def __call__(self, line: str) -> None:
+        try:
+            print(line, file=self._stream, flush=True)
+        except OSError as error:
+            if self._stream is sys.stderr:
+                return
+            self._stream = sys.stderr
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left to be flushed goes nowhere
+            self(f"stdout cannot be written ({error.strerror}); the study goes on, and tells how here")
+            self(line)
+
+
+def _complain(outcome: Outcome) -> None:
+    for failed, reason in outcome.failed.items():
+        print(f"failed: {failed}: {reason}", file=sys.stderr)
+    if outcome.stopped_by:
+        print(f"stopped by {outcome.stopped_by}; the same command goes on from here", file=sys.stderr)

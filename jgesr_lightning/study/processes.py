@@ -1,0 +1,209 @@
+"""Starting a cell: a fork of this process, which has done the imports once, or a program of its own.
+
+Fork is safe here because the parent imports and does nothing else: no tensor is computed, so there are no threads of
+torch's to lose, and CUDA is never asked anything. (numpy's BLAS has threads from its import on, and handles forks.)
+"""
+
+from __future__ import annotations
+
+import glob
+import importlib.util
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import types
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from jgesr_lightning.runtime.signals import STOP_SIGNALS
+from jgesr_lightning.study.cells import Cell
+
+CAN_FORK = sys.platform.startswith("linux")  # on a Mac, its own libraries may crash in a forked process
+
+
+class Child(Protocol):
+    """A process that was started."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Return its exit status, negative for a signal, or None while it runs."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a cell's process stands among those that run at once.
+
+    Attributes:
+        log: file that takes its output.
+        locks: descriptor of the cell's lock, which the process holds as long as it lives; none without locks.
+        slot: number among those that run at once, from 0.
+        foreign: descriptors of other cells' locks, which are none of its business.
+    """
+
+    log: Path
+    locks: Sequence[int] = ()
+    slot: int = 0
+    foreign: Sequence[int] = ()
+
+
+Starter = Callable[[Cell, Place], Child]
+
+
+def programs(command: Callable[[Cell], Sequence[str]]) -> Starter:
+    """Return what starts a cell as the program that `command` gives."""
+
+    def start(cell: Cell, place: Place) -> Child:
+        with place.log.open("a") as output:
+            # a session of its own: Ctrl-C reaches it through us alone
+            return subprocess.Popen(
+                command(cell), stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                pass_fds=tuple(place.locks), start_new_session=True,
+            )  # fmt: skip
+
+    return start
+
+
+def training(main: Callable[[Sequence[str]], int], workers: int) -> Starter:
+    """Return what starts a cell as ``train`` would run it; cells that share the machine take a part of it each.
+
+    Args:
+        main: runs a command line and returns its exit status; called in the cell's process.
+        workers: how many cells run at once.
+    """
+    extra = ["resume=auto", *(["runtime.devices=1"] if workers > 1 else [])]
+    if not CAN_FORK:
+        program = [sys.executable, "-m", "jgesr_lightning"]
+        return programs(lambda cell: [*program, *train_arguments(cell, extra)])
+    devices = visible_gpus(os.environ)
+
+    def start(cell: Cell, place: Place) -> Child:
+        warm(wandb=cell.config.logging.wandb)
+        environment = {}
+        if workers > 1 and len(devices) > 1:
+            environment["CUDA_VISIBLE_DEVICES"] = devices[place.slot % len(devices)]
+        threads = max(1, cores() // workers) if workers > 1 and "OMP_NUM_THREADS" not in os.environ else 0
+        return Forked(_Train(main, train_arguments(cell, extra), place, environment, threads))
+
+    return start
+
+
+def train_arguments(cell: Cell, extra: Iterable[str]) -> list[str]:
+    """Return the command line that runs a cell, or goes on with it."""
+    return ["train", cell.base, *cell.overrides, *extra]
+
+
+def warm(wandb: bool) -> None:
+    """Import all that a run needs, and do nothing with it; the second time costs nothing."""
+    import jgesr_lightning.experiment
+
+    if wandb:
+        import jgesr_lightning.reporting.plots  # noqa: F401
+
+
+class Forked:
+    """A fork of this process that runs an action and ends with the status that it returns."""
+
+    def __init__(self, action: Callable[[], int]) -> None:
+        self._process = multiprocessing.get_context("fork").Process(target=self._work, args=(action,))
+        # a stop signal waits until the child has its own way of taking it
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        try:
+            with warnings.catch_warnings():
+                # Python warns of any thread, those of BLAS included
+                warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*fork.*")
+                self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    @staticmethod
+    def _work(action: Callable[[], int]) -> None:
+        os.setsid()  # a session of its own: Ctrl-C reaches it through us alone
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        sys.exit(action())
+
+    def poll(self) -> int | None:
+        """Return its exit status, negative for a signal, or None while it runs."""
+        return self._process.exitcode
+
+
+@dataclass(frozen=True)
+class _Train:
+    """What a forked process does: put on the guise of ``python -m jgesr_lightning train ...``, and run that."""
+
+    main: Callable[[Sequence[str]], int]
+    arguments: Sequence[str]
+    place: Place
+    environment: Mapping[str, str] = field(default_factory=dict)
+    threads: int = 0
+
+    def __call__(self) -> int:
+        for descriptor in self.place.foreign:
+            os.close(descriptor)
+        self._redirect()
+        os.environ.update(self.environment)
+        # Lightning starts the processes of further devices by what __main__ and its arguments are
+        sys.argv = ["jgesr_lightning", *self.arguments]
+        sys.modules["__main__"] = module = types.ModuleType("__main__")
+        module.__spec__ = importlib.util.find_spec("jgesr_lightning.__main__")
+
+        if self.threads:
+            import torch
+
+            torch.set_num_threads(self.threads)
+        status = self.main(self.arguments)
+        sys.stdout.flush()
+        return status
+
+    def _redirect(self) -> None:
+        log = os.open(self.place.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        for source, target in ((nothing, 0), (log, 1), (log, 2)):
+            os.dup2(source, target)
+        options = {"encoding": "utf-8", "errors": "replace", "closefd": False}
+        sys.stdin = open(0, **options)  # type: ignore[call-overload]  # noqa: SIM115
+        sys.stdout = open(1, "w", buffering=1, **options)  # type: ignore[call-overload]  # noqa: SIM115
+        sys.stderr = open(2, "w", buffering=1, **options)  # type: ignore[call-overload]  # noqa: SIM115
+
+
+def default_workers(cells: Sequence[Cell]) -> int:
+    """Return how many cells run at once where nobody says.
+
+    On a CPU, where a run by itself takes one process a core, the cores are shared out among cells rather than among
+    the clients of one: the same number of processes, and none of them waits for another. On a GPU, or where the
+    configuration names a number of devices, one.
+    """
+    runtimes = [cell.config.runtime for cell in cells]
+    if any(runtime.devices != "auto" or runtime.num_nodes > 1 for runtime in runtimes):
+        return 1
+    kinds = {runtime.accelerator for runtime in runtimes}
+    if not kinds <= {"auto", "cpu"} or (kinds != {"cpu"} and has_gpu()):
+        return 1
+    return max(1, min(cores(), len(cells), *(cell.config.clients for cell in cells)))
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def has_gpu() -> bool:
+    """Whether there is a GPU for computing, by its device files: asking its library would spoil later forks."""
+    return bool(glob.glob("/dev/nvidia[0-9]*") or glob.glob("/dev/kfd"))
+
+
+def visible_gpus(environment: Mapping[str, str]) -> list[str]:
+    """Return the names of the GPUs that this process may use."""
+    named = environment.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [name.strip() for name in named.split(",") if name.strip()]
+    return [str(number) for number in range(len(glob.glob("/dev/nvidia[0-9]*")))]

@@ -1,0 +1,238 @@
+"""Running the cells of a study that are not finished, some at once, each in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from jgesr_lightning.config import to_dict
+from jgesr_lightning.runtime.files import InUseError, locked
+from jgesr_lightning.runtime.signals import StopRequest
+from jgesr_lightning.study.cells import Cell, copied
+from jgesr_lightning.study.processes import Child, Place, Starter
+from jgesr_lightning.summary import DamagedSummaryError, read_summary
+from jgesr_lightning.timing import duration
+
+POLL_SECONDS = 0.05
+
+
+@dataclass
+class Outcome:
+    """What became of the cells that were asked for.
+
+    Attributes:
+        finished: names of the cells that are done, now or before.
+        failed: name -> what went wrong.
+        elsewhere: names of the cells that other processes are running.
+        stopped_by: name of the signal that ended the study early, or None.
+    """
+
+    finished: list[str]
+    failed: dict[str, str]
+    elsewhere: list[str]
+    stopped_by: str | None = None
+
+
+@dataclass
+class _Running:
+    cell: Cell
+    head: str
+    child: Child
+    held: ExitStack
+    locks: list[int]
+    slot: int
+    start: float
+    told: bool = False
+
+
+def run_cells(cells: Sequence[Cell], starter: Starter, say: Callable[[str], None] = print, workers: int = 1) -> Outcome:
+    """Run the cells that are not finished, and return when all have ended.
+
+    A stop signal is passed on to the cells that run, once, and their end awaited.
+
+    Args:
+        cells: in the order in which they run.
+        starter: starts a cell's process; see `jgesr_lightning.study.processes`.
+        say: takes a line of progress.
+        workers: how many run at once.
+    """
+    return _Runner(cells, starter, say, workers).run()
+
+
+class _Runner:
+    def __init__(self, cells: Sequence[Cell], starter: Starter, say: Callable[[str], None], workers: int) -> None:
+        self.cells = cells
+        self.starter = starter
+        self.say = say
+        self.workers = workers
+        self.outcome = Outcome([], {}, [])
+        self.waiting = deque(enumerate(cells, 1))
+        self.running: list[_Running] = []
+        self.starts: list[float] = []  # what a cell took beyond its rounds: imports, data, files
+
+    def run(self) -> Outcome:
+        with StopRequest() as stop:
+            try:
+                while self.running or (self.waiting and not stop):
+                    while self.waiting and not stop and len(self.running) < self.workers:
+                        self._begin(*self.waiting.popleft())
+                    for one in list(self.running):
+                        self._look_after(one, stop)
+                    if self.running:
+                        time.sleep(POLL_SECONDS)
+            except BaseException:  # a second Ctrl-C
+                for one in self.running:
+                    os.killpg(one.child.pid, signal.SIGKILL)  # with the processes that it started for its other devices
+                raise
+            self.outcome.stopped_by = stop.received
+        return self.outcome
+
+    def _begin(self, place: int, cell: Cell) -> None:
+        """Start a cell, unless there is nothing to do."""
+        head = f"[{place}/{len(self.cells)}] {cell.name}"
+        with ExitStack() as held:
+            try:
+                lock = held.enter_context(locked(cell.folder.parent / ".locks" / cell.name))
+            except InUseError:
+                self.outcome.elsewhere.append(cell.name)
+                self.say(f"{head}: another process runs it")
+                return
+            if done := self._done(cell):
+                self.outcome.finished.append(cell.name)
+                self.say(f"{head}: {done}, {result(cell)}")
+                return
+            if damage := cell.damage():
+                self.say(f"{head}: damaged, {damage}; it is run again")
+            self.say(f"{head}: running ({log_of(cell)})")
+            log_of(cell).parent.mkdir(parents=True, exist_ok=True)
+            slot = min(set(range(self.workers)) - {one.slot for one in self.running})
+            # a copy, because what made the lock lets go of its own descriptor in a forked process
+            locks = [] if lock is None else [os.dup(lock)]
+            for copy in locks:
+                held.callback(os.close, copy)
+            foreign = [copy for one in self.running for copy in one.locks]
+            child = self.starter(cell, Place(log_of(cell), locks, slot, foreign))
+            # from here on: what the first one imports for all does not count
+            self.running.append(_Running(cell, head, child, held.pop_all(), locks, slot, time.monotonic()))
+
+    def _done(self, cell: Cell) -> str:
+        """Return why there is nothing to run, or an empty string."""
+        if cell.is_finished():
+            return "finished before"
+        source = _copy_of_equal(cell)
+        return f"copied from {source}" if source else ""
+
+    def _look_after(self, one: _Running, stop: StopRequest) -> None:
+        if stop.received and not one.told:
+            one.told = True
+            _send(one.child, signal.Signals[stop.received])
+        status = one.child.poll()
+        if status is None:
+            return
+        self.running.remove(one)
+        one.held.close()
+        cell, head, seconds = one.cell, one.head, time.monotonic() - one.start
+        if status == 0 and cell.is_finished():
+            self.outcome.finished.append(cell.name)
+            self.starts.append(max(0.0, seconds - seconds_of(cell)))
+            left = self._seconds_left()
+            more = f"; about {duration(left)} left" if left else ""
+            self.say(f"{head}: {result(cell)}, {duration(seconds)}{more}")
+        elif not stop:
+            reason = f"{_ending(status)}: {_reason(log_of(cell))}"
+            if cell.summary().get("status") == "finished":  # with other settings, and resuming refused to mix them
+                reason += f"; to run the cell anew, remove {cell.folder}"
+            self.outcome.failed[cell.name] = reason
+            self.say(f"{head}: failed, {reason}")
+
+    def _seconds_left(self) -> float:
+        """Return the estimated time for the cells to come, from what finished ones on the same data took."""
+        taken: dict[str, list[float]] = {}
+        for cell in self.cells:
+            if cell.summary().get("status") == "finished":
+                taken.setdefault(cell.config.data.name, []).append(seconds_of(cell))
+        every = [seconds for values in taken.values() for seconds in values]
+        coming = [cell for _, cell in self.waiting if cell.summary().get("status") != "finished"]
+        alike = [taken.get(cell.config.data.name, every) for cell in coming]
+        start = sum(self.starts) / len(self.starts)
+        return sum(start + sum(values) / len(values) for values in alike) / self.workers
+
+
+def result(cell: Cell) -> str:
+    """Return the number that a finished cell's line leads with."""
+    metric = cell.config.metric
+    value = cell.summary().get("last", {}).get(metric)
+    return f"{100 * value:.2f} % ({metric})" if isinstance(value, (int, float)) else f"no {metric} measured"
+
+
+def state(cell: Cell) -> str:
+    """Return how far a cell is, in words."""
+    if damage := cell.damage():
+        return f"damaged, {damage}; it is run again"
+    summary = cell.summary()
+    if cell.is_finished():
+        return f"finished, {result(cell)}"
+    if not summary:
+        return "not begun"
+    if summary.get("status") == "finished":
+        return "finished with other settings"
+    return f"{summary.get('status')} after round {summary.get('rounds_done')} of {summary.get('rounds')}"
+
+
+def seconds_of(cell: Cell) -> float:
+    """Return the seconds that a cell's rounds took."""
+    found = cell.summary().get("seconds", {})
+    total = found.get("total") if isinstance(found, dict) else None
+    return float(total) if isinstance(total, (int, float)) else 0.0
+
+
+def log_of(cell: Cell) -> Path:
+    """Return the file that takes a cell's output."""
+    return cell.folder.parent / "logs" / f"{cell.name}.log"
+
+
+def _send(child: Child, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(child.pid, number)  # not reaped yet, so its number is nobody else's
+
+
+def _ending(status: int) -> str:
+    return f"exit status {status}" if status >= 0 else f"ended by {signal.Signals(-status).name}"
+
+
+def _reason(path: Path) -> str:
+    """Return the last line of a log that names an error, else its last line."""
+    text = path.read_text(errors="replace") if path.is_file() else ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no output"]
+    return next((line for line in reversed(lines) if line.startswith("error:")), lines[-1])
+
+
+def _copy_of_equal(cell: Cell) -> Path | None:
+    """Copy the cell from a study beside this one that has finished it; return that folder, or None without one.
+
+    All settings have to be equal, but for names, what W&B is told, and the choice of devices. A checkpoint stays
+    behind.
+    """
+    if cell.folder.exists():
+        return None
+    wanted = copied(to_dict(cell.config))
+    for path in sorted(cell.folder.parent.parent.glob("*/*/summary.json")):
+        try:
+            summary = read_summary(path.parent)
+        except DamagedSummaryError:
+            continue
+        if summary.get("status") == "finished" and copied(summary["config"]) == wanted:
+            unfinished = cell.folder.with_name(f".{cell.name}")
+            shutil.rmtree(unfinished, ignore_errors=True)
+            shutil.copytree(path.parent, unfinished, ignore=shutil.ignore_patterns("checkpoint", "wandb*", "figures"))
+            unfinished.rename(cell.folder)
+            return path.parent
+    return None

@@ -1,0 +1,40 @@
+"""Reading a run's ``summary.json``, which may be damaged: half written by a full disk, or changed by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+FILE = "summary.json"
+STATUSES = ("running", "finished", "stopped", "failed")
+
+
+class DamagedSummaryError(ValueError):
+    """A summary that is there but cannot be used; the message says why, in one line."""
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """Return the summary of the run in `folder`, empty where there is none.
+
+    It has a known status, and its config and last values, where it has any, are mappings.
+
+    Raises:
+        DamagedSummaryError: there is one, but it is none that a run wrote.
+    """
+    path = folder / FILE
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+        raise DamagedSummaryError(f"{FILE} cannot be read ({reason.splitlines()[0]})") from None
+    if not isinstance(found, dict):
+        raise DamagedSummaryError(f"{FILE} holds no summary")
+    if found.get("status") not in STATUSES:
+        raise DamagedSummaryError(f"{FILE} has no status")
+    for key in ("config", "last"):
+        if not isinstance(found.get(key, {}), dict) or (found["status"] == "finished" and key not in found):
+            raise DamagedSummaryError(f"{FILE} says {found['status']!r} but lacks {key!r}")
+    return found

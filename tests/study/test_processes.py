@@ -1,0 +1,178 @@
+"""Cells in forks of a warm process: equal to runs by themselves, started at once, and signals reach them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from jgesr_lightning.cli import main
+from jgesr_lightning.study import processes
+from jgesr_lightning.study.processes import Forked, Place, default_workers, training, visible_gpus
+from jgesr_lightning.study.runner import run_cells
+from tests.study.studies import ROOT, cells_of, quiet
+
+KINDS = "methods: {local: {}, jgesr: {}}\ndata: [synthetic]\nsettings: {data.fraction: 0.1}\n"
+UNTIMED = ("seconds", "aggregation", "versions", "config", "wandb")
+
+forks = pytest.mark.skipif(not processes.CAN_FORK, reason="cells are forked on Linux alone")
+
+
+def rows(folder, name):
+    """Return a table without its columns of seconds."""
+    lines = [line.split(",") for line in (folder / name).read_text().splitlines()]
+    kept = [at for at, column in enumerate(lines[0]) if "seconds" not in column]
+    return [[line[at] for at in kept] for line in lines]
+
+
+@forks
+def test_forked_cells_equal_runs_by_themselves(tmp_path):
+    cells = cells_of(tmp_path, KINDS)
+    outcome = run_cells(cells, training(main, workers=2), quiet, workers=2)
+    assert sorted(outcome.finished) == sorted(cell.name for cell in cells), outcome
+    for cell in cells:
+        log = (cell.folder.parent / "logs" / f"{cell.name}.log").read_text()
+        assert "round 2/2" in log and "results: " in log
+        alone = tmp_path / "alone" / cell.name
+        arguments = [text for text in cell.overrides if not text.startswith("output_dir=")]
+        assert main(["train", cell.base, *arguments, f"output_dir={tmp_path / 'alone'}"]) == 0
+        for table in ("metrics.csv", "clients.csv"):
+            assert rows(cell.folder, table) == rows(alone, table)
+
+
+@forks
+def test_the_second_cell_starts_at_once(tmp_path):
+    cells = cells_of(tmp_path, KINDS + "seeds: [0, 1]\n")
+    start, begun = training(main, workers=1), []
+
+    def timed(cell, place):
+        child = start(cell, place)
+        begun.append((place.log, time.monotonic()))
+        return child
+
+    run_cells(cells[:1], timed, quiet)
+    child = timed(cells[1], Place(cells[1].folder.parent / "logs" / "second.log"))
+    log, at = begun[1]
+    while not (log.exists() and "parameters" in log.read_text()):  # its first line: data and network are there
+        assert time.monotonic() < at + 60
+        time.sleep(0.01)
+    taken = time.monotonic() - at
+    while child.poll() is None:
+        time.sleep(0.01)
+    assert child.poll() == 0
+    assert taken < 2.5  # importing alone takes longer; on an idle core this is some 0.2 s
+
+
+@forks
+def test_the_warm_process_computes_nothing_and_leaves_cuda_alone():
+    program = """
+import os, torch
+def touched(*_, **__):
+    raise SystemExit("CUDA was asked")
+for name in ("is_available", "device_count", "init", "_lazy_init", "current_device"):
+    setattr(torch.cuda, name, touched)
+torch._C._cuda_getDeviceCount = touched
+from jgesr_lightning.study.processes import warm
+before = len(os.listdir("/proc/self/task"))
+warm(wandb=True)
+assert not torch.cuda.is_initialized()
+print("threads", before, len(os.listdir("/proc/self/task")))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[1:] in (["1", "1"], ["2", "2"])  # one more may be numpy's, from its import on
+
+
+@forks
+def test_a_signal_is_never_lost_between_fork_and_the_childs_own_handlers():
+    former = signal.signal(signal.SIGTERM, lambda *_: None)  # as a study's, which the child inherits
+    try:
+        for _ in range(20):
+            child = Forked(lambda: time.sleep(30) or 0)
+            os.kill(child.pid, signal.SIGTERM)
+            end = time.monotonic() + 20
+            while child.poll() is None:
+                assert time.monotonic() < end
+                time.sleep(0.005)
+            assert child.poll() == -signal.SIGTERM
+    finally:
+        signal.signal(signal.SIGTERM, former)
+
+
+@forks
+def test_a_cell_that_crashes_ends_alone(tmp_path):
+    cells = cells_of(tmp_path, "methods: {local: {}, fedavg: {}}\ndata: [synthetic]\n")
+
+    def run(arguments):
+        print("on the way")
+        if "aggregator.name=local" in arguments:
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise RuntimeError("unforeseen")
+
+    outcome = run_cells(cells, training(run, workers=1), quiet)
+    assert outcome.failed == {
+        cells[0].name: "ended by SIGKILL: on the way",
+        cells[1].name: "exit status 1: RuntimeError: unforeseen",
+    }
+
+
+@forks
+def test_a_cell_looks_like_a_train_command_and_holds_no_other_cells_lock(tmp_path):
+    (cell,) = cells_of(tmp_path, "methods: [local]\ndata: [synthetic]\n")
+    read, write = os.pipe()
+    mine = os.dup(write)
+
+    def run(arguments):
+        held = [os.path.realpath(f"/proc/self/fd/{fd}").startswith("/proc/") for fd in (mine, write)]  # a pipe
+        found = {
+            "argv": sys.argv[1:4], "module": sys.modules["__main__"].__spec__.name, "held": held,
+            "session": os.getsid(0) == os.getpid(), "stdin": os.readlink("/proc/self/fd/0"),
+        }  # fmt: skip
+        print(json.dumps(found))
+        return 0
+
+    child = training(run, workers=1)(cell, Place(tmp_path / "log", [mine], foreign=[write]))
+    while child.poll() is None:
+        time.sleep(0.01)
+    found = json.loads((tmp_path / "log").read_text())
+    assert found == {
+        "argv": ["train", cell.base, "data.name=synthetic"], "module": "jgesr_lightning.__main__",
+        "held": [True, False], "session": True, "stdin": os.devnull,
+    }  # fmt: skip
+    for descriptor in (read, write, mine):
+        os.close(descriptor)
+
+
+def test_workers_where_nobody_says(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "cores", lambda: 8)
+    monkeypatch.setattr(processes, "has_gpu", lambda: False)
+
+    def cells(devices="auto", accelerator="auto", count=20, clients=20):
+        runtime = SimpleNamespace(devices=devices, accelerator=accelerator, num_nodes=1)
+        return [SimpleNamespace(config=SimpleNamespace(runtime=runtime, clients=clients))] * count
+
+    assert default_workers(cells()) == 8
+    assert default_workers(cells(count=3)) == 3
+    assert default_workers(cells(clients=4)) == 4  # as many processes as one run would have had
+    assert default_workers(cells(devices=2)) == 1
+    assert default_workers(cells(accelerator="cuda")) == 1
+    monkeypatch.setattr(processes, "has_gpu", lambda: True)
+    assert default_workers(cells()) == 1
+    assert default_workers(cells(accelerator="cpu")) == 8
+
+
+def test_gpus_that_may_be_used(monkeypatch):
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "2, GPU-abc"}) == ["2", "GPU-abc"]
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}) == []
+    monkeypatch.setattr(processes.glob, "glob", lambda pattern: ["/dev/nvidia0", "/dev/nvidia1"])
+    assert visible_gpus({}) == ["0", "1"]
