@@ -8,6 +8,7 @@ import torch
 import yaml
 
 from jgesr_lightning import cli
+from jgesr_lightning.config import load_config
 from tests.processes import TINY, models, together, write_config
 
 OUTSIDE = Path(__file__).parent / "outside"
@@ -47,3 +48,58 @@ def test_config_train_resume_and_table(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     assert cli.main(["table", "runs"]) == 0
     assert "TrimmedMean (trim=0.2)" in capsys.readouterr().out
+
+
+PARTS = """
+import numpy as np
+import torch
+from torch import nn
+from jgesr_lightning.data.dataset import make_dataset
+
+def blobs(root):
+    rng = torch.Generator().manual_seed(0)
+    labels = torch.arange(600) % 3
+    inputs = torch.randn(600, 4, generator=rng) + 3 * nn.functional.one_hot(labels, 4)
+    return make_dataset("blobs", (inputs[:500], labels[:500]), (inputs[500:], labels[500:]), ("a", "b", "c"))
+
+def deal(labels, num_clients, seed):
+    order = np.random.default_rng(seed).permutation(len(labels))
+    return [order[k::num_clients] for k in range(num_clients)]
+
+def linear(features, size, classes):
+    assert size is None
+    return nn.Linear(features, classes)
+"""
+
+
+def test_data_partition_and_network_from_a_file_beside_the_configuration(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "parts.py").write_text(PARTS)
+    path = write_config(
+        tmp_path / "sub",
+        data={"name": "./parts.py:blobs", "partition": "./parts.py:deal", "min_samples": 4},
+        model={"name": "./parts.py:linear"},
+        local={"epochs": 2, "batch_size": 16, "lr": 0.1},
+    )
+    assert cli.main(["train", str(path)]) == 0
+    assert "fedavg on blobs: 5 clients" in capsys.readouterr().err
+    folder = tmp_path / "sub" / "runs" / "tiny"
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["dataset"], summary["model"], summary["status"]) == ("blobs", "linear", "finished")
+    assert summary["last"]["accuracy/received"] > 0.8
+    stored = yaml.safe_load((folder / "config.yaml").read_text())
+    parts = tmp_path / "sub" / "parts.py"
+    assert (stored["data"]["name"], stored["data"]["partition"]) == (f"{parts}:blobs", f"{parts}:deal")
+    assert stored["model"]["name"] == f"{parts}:linear"
+    assert cli.main(["table", str(tmp_path / "sub" / "runs")]) == 0
+    assert "blobs s=0.1" in capsys.readouterr().out
+
+
+def test_lists_of_indices_beside_the_configuration(tmp_path, monkeypatch):
+    lists = [list(range(client, 4000, 5)) for client in range(5)]
+    path = write_config(tmp_path / "sub", data={"name": "synthetic", "partition": "./lists.json"}, rounds=1)
+    (tmp_path / "sub" / "lists.json").write_text(json.dumps(lists))
+    monkeypatch.chdir(tmp_path)
+    assert load_config(path).data.partition == str(tmp_path / "sub" / "lists.json")
+    assert cli.main(["train", str(path)]) == 0
