@@ -1,9 +1,13 @@
 """The sweep files: W&B's schema takes them, and the command that an agent builds from them is a run of ours."""
 
+import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from wandb import wandb_agent
 from wandb.sdk.launch.sweeps import utils as sweeps
 
 from jgesr_lightning.aggregators import aggregator_names
@@ -41,24 +45,71 @@ def test_wandbs_own_schema_takes_it(sweep):
     assert cfg.schema_violations_from_proposed_config(sweep) == []
 
 
-def test_what_the_agent_runs_is_a_run_of_ours(sweep, monkeypatch):
-    monkeypatch.chdir(Path(__file__).parent.parent)
+def arguments_of(words):
+    """Return what a command gives to our program, the shell's part left out."""
+    at = words.index("-c")
+    assert words[:at] == ["/usr/bin/env", "sh"]
+    assert words[at + 1].endswith('-m jgesr_lightning train "$@"')
+    assert words[at + 2] == "train"  # the shell's own name
+    return words[at + 3 :]
+
+
+def test_what_the_agent_runs_is_a_run_of_ours(sweep):
     chosen = choices(sweep)
-    words = command_of(sweep, chosen)
-    assert words[:5] == ["/usr/bin/env", "python", "-m", "jgesr_lightning", "train"]
-    config = configuration(words[5:])
+    config = configuration(arguments_of(command_of(sweep, chosen)))
     values = {"aggregator.name": config.aggregator.name, "seed": config.seed} | {
         f"aggregator.{key}": value for key, value in config.aggregator.settings.items()
     }
     assert {key: values[key] for key in chosen} == chosen
 
 
-def test_the_extra_argument_of_a_served_again_run_is_harmless(sweep, monkeypatch):
-    monkeypatch.chdir(Path(__file__).parent.parent)
+def test_the_extra_argument_of_a_served_again_run_is_harmless(sweep):
     chosen = choices(sweep)
     again = command_of(sweep, {**chosen, "_wandb": {}})
     assert any(word.startswith("_wandb=") for word in again)
-    assert configuration(again[5:]) == configuration(command_of(sweep, chosen)[5:])
+    assert configuration(arguments_of(again)) == configuration(arguments_of(command_of(sweep, chosen)))
+
+
+def run_by_agent(sweep, folder, monkeypatch, extra):
+    """Have W&B's own agent run a sweep's command in `folder`, with no Python of ours on the path; return the status."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
+    monkeypatch.setenv("WANDB_DIR", str(folder))
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    monkeypatch.setenv("WANDB_SWEEP_ID", "s1")
+    monkeypatch.setenv("WANDB_RUN_ID", "")
+    monkeypatch.setenv("WANDB_SWEEP_PARAM_PATH", "")
+    agent = wandb_agent.Agent(api=None, queue=None, sweep_id="s1")
+    agent._sweep_command = sweep["command"]  # as it reads it from the server
+    args = {key: {"value": value} for key, value in extra.items()}
+    agent._command_run({"type": "run", "run_id": "r1", "program": "", "args": args})
+    return agent._run_processes["r1"].wait(timeout=200)
+
+
+def test_an_agent_runs_it_with_its_own_python(sweep, tmp_path, monkeypatch):
+    package = tmp_path / "jgesr_lightning"  # in the folder that it runs in: found before the real one
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text(
+        "import json, pathlib, sys\npathlib.Path('seen.json').write_text(json.dumps([sys.executable, sys.argv[1:]]))\n"
+    )
+    assert run_by_agent(sweep, tmp_path, monkeypatch, {"seed": 3, "aggregator.name": "two words"}) == 0
+    executable, arguments = json.loads((tmp_path / "seen.json").read_text())
+    assert os.path.realpath(executable) == os.path.realpath(sys.executable)
+    assert Path(executable).parent == Path(sys.executable).parent  # of the same environment
+    assert arguments == ["train", "mnist_s01", "seed=3", "aggregator.name=two words"]
+
+
+def test_a_run_under_an_agent_is_done(tmp_path, monkeypatch):
+    sweep = yaml.safe_load(SWEEPS[0].read_text())
+    small = {
+        "data.name": "synthetic", "data.fraction": 0.1, "clients": 4, "rounds": 1, "local.epochs": 1,
+        "runtime.devices": 1, "aggregator.name": "fedavg",
+    }  # fmt: skip
+    assert run_by_agent(sweep, tmp_path, monkeypatch, small) == 0
+    summary = json.loads((tmp_path / "runs" / "mnist_s01-r1" / "summary.json").read_text())
+    assert (summary["status"], summary["method"]) == ("finished", "fedavg")
 
 
 def test_every_listed_method_exists():
