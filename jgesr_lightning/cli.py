@@ -108,6 +108,7 @@ def _dispatch(arguments: Sequence[str]) -> int:
 
 def train(arguments: Sequence[str]) -> int:
     """Run the federation that a configuration describes."""
+    _settle()
     config = configuration(arguments)
     _announce_loading()
     from jgesr_lightning import experiment
@@ -127,10 +128,23 @@ def train(arguments: Sequence[str]) -> int:
         return 1
 
 
+def _settle() -> None:
+    """Put variables aside that no launcher stands behind, before PyTorch and Lightning, which read them."""
+    from jgesr_lightning.runtime import environment
+
+    try:
+        line = environment.settle()
+    except environment.LaunchError as error:
+        raise ConfigError(error) from None
+    if line:
+        _complain(line)
+
+
 def _announce_loading() -> None:
     """Tell whoever sits at a terminal why nothing happens for some seconds; once, whatever the number of processes."""
-    ranks = (os.environ.get(variable, "0") for variable in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
-    if set(ranks) == {"0"} and sys.stderr.isatty():
+    from jgesr_lightning.runtime import environment
+
+    if environment.is_first() and sys.stderr.isatty():
         _complain("loading PyTorch and Lightning ...")
 
 

@@ -14,15 +14,9 @@ from jgesr_lightning.names import label
 from jgesr_lightning.plan import RoundPlan
 from jgesr_lightning.run_folder import Opening, open_folder, run_folder
 from jgesr_lightning.runtime import checkpoint
+from jgesr_lightning.runtime.environment import OURSELVES, LaunchError
 from jgesr_lightning.runtime.files import say
-from jgesr_lightning.runtime.launch import (
-    OURSELVES,
-    Launch,
-    LaunchError,
-    build_fabric,
-    first_process,
-    started_by_fabric_run,
-)
+from jgesr_lightning.runtime.launch import Launch, build_fabric, first_process, meet_early, started_by_fabric_run
 from jgesr_lightning.runtime.launch import plan as plan_launch
 from jgesr_lightning.runtime.sharding import PeerLostError, talking
 from jgesr_lightning.runtime.signals import StopRequest
@@ -58,6 +52,7 @@ def run(config: Config) -> Result:
         NonFiniteError: an upload or an aggregate was not finite; what was reached is saved.
         CheckpointError: a checkpoint could not be written or read; the former one is kept.
         PeerLostError: another process of the run is gone.
+        MeetingError: the processes of the run did not come together.
     """
     try:
         wanted = config.runtime
@@ -68,6 +63,7 @@ def run(config: Config) -> Result:
         raise ConfigError(error) from error
     folder = run_folder(config)
     build.wandb_labels(config, folder)  # refused before any work
+    meet_early(launch)
     data = build.data_module(config)
     if not first_process():
         try:
@@ -100,8 +96,8 @@ def _run(config: Config, folder: Path, data: FederatedDataModule, opening: Openi
         build.make_deterministic()
     start = build.start(config, data)
     watchers = build.watchers(config, folder, data, start)
-    fabric = build_fabric(launch, config.runtime.precision, watchers.in_order)
     with StopRequest() as stop:
+        fabric = build_fabric(launch, config.runtime.precision, watchers.in_order, stop)
         if not started_by_fabric_run():
             fabric.launch()
         with talking():

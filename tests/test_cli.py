@@ -57,7 +57,9 @@ def test_arguments_reach_the_run_in_any_order(ran):
 @pytest.mark.parametrize(("terminal", "rank", "lines"), [(True, "0", 1), (True, "1", 0), (False, "0", 0)])
 def test_at_a_terminal_the_first_process_says_that_it_loads(ran, capsys, monkeypatch, terminal, rank, lines):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
-    monkeypatch.setenv("LOCAL_RANK", rank)
+    if rank != "0":  # as a run starts its other processes
+        for name, value in {"JGESR_FIRST_PROCESS": "1", "LOCAL_RANK": rank, "MASTER_PORT": "40000"}.items():
+            monkeypatch.setenv(name, value)
     assert cli.main(["train", "mnist_s01"]) == 0
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "loading PyTorch and Lightning ...\n" * lines)

@@ -105,7 +105,9 @@ def test_killed_between_the_last_checkpoint_and_the_summary_it_still_finishes(tm
     assert summary(tmp_path)["status"] == "finished"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT], ids=lambda number: number.name
+)
 def test_a_signal_stops_at_the_next_safe_point_with_a_checkpoint(tmp_path, number):
     run = train(tmp_path, rounds=100_000)
     run.wait_for("round 2/")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from jgesr_lightning.aggregators import aggregator_names
-from jgesr_lightning.runtime import checkpoint, launch, strategy
+from jgesr_lightning.runtime import checkpoint, launch, rendezvous, strategy
 from jgesr_lightning.runtime.sharding import Sharding, assign
 from tests.processes import models, together, write_config
 
@@ -211,4 +211,6 @@ def test_another_process_ends_with_the_one_that_started_it(monkeypatch):
 
 
 def test_timeouts_are_long_once_everybody_is_there():
-    assert launch.START_TIMEOUT < launch.COLLECTIVE_TIMEOUT
+    waits = [rendezvous.MEET_SECONDS, launch.READY_SECONDS, launch.COLLECTIVE_TIMEOUT.total_seconds()]
+    assert waits == sorted(waits)
+    assert waits[0] == launch.CONNECT_TIMEOUT.total_seconds() == 120

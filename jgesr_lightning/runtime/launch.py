@@ -4,34 +4,29 @@ from __future__ import annotations
 
 import logging
 import os
-import re
-import warnings
+import sys
+import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from lightning.fabric import Fabric
-from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
-from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
-from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.fabric.utilities import rank_zero_only
 
-from jgesr_lightning.runtime import strategy
+from jgesr_lightning.runtime import environment, rendezvous, strategy
+from jgesr_lightning.runtime.environment import HERE, OURSELVES, SRUN, LaunchError, Seat
+from jgesr_lightning.runtime.files import say
+from jgesr_lightning.runtime.signals import StopRequest
 
-# The first collective waits for processes that are still reading data; afterwards a process waits for the one with the
-# most training to do. A dead one is noticed by its closed connection (gloo) or by whoever started it, not by this.
-START_TIMEOUT = timedelta(minutes=30)
+# Processes meet first of all, and wait longer for those that are still reading data; afterwards a process waits for the
+# one with the most training to do. A dead one is noticed by its closed connection (gloo) or by whoever started it.
+READY_SECONDS = 1800.0
+CONNECT_TIMEOUT = timedelta(minutes=2)
 COLLECTIVE_TIMEOUT = timedelta(hours=12)
-OURSELVES, TORCHRUN, SRUN = "ourselves", "torchrun", "srun"
-SHELLS = ("bash", "interactive")
-BATCH_STEPS = ("batch", "4294967291")
-
-
-class LaunchError(ValueError):
-    """Devices, processes and the environment do not fit together; the message says what to change."""
 
 
 @dataclass(frozen=True)
@@ -55,17 +50,10 @@ class Launch:
         """Number of processes in all."""
         return self.devices * self.num_nodes
 
-    @property
-    def environment(self) -> ClusterEnvironment:
-        """Fabric's view of the launcher, named rather than guessed from what variables happen to be set."""
-        kinds = {OURSELVES: LightningEnvironment, TORCHRUN: TorchElasticEnvironment, SRUN: SLURMEnvironment}
-        found: ClusterEnvironment = kinds[self.launcher]()
-        return found
-
 
 def first_process() -> bool:
-    """Whether this is the process that speaks and writes: rank zero, or the one that will launch the others."""
-    return int(getattr(rank_zero_only, "rank", None) or 0) == 0
+    """Whether this is the process that speaks and writes: rank zero, or the one that starts the others."""
+    return environment.is_first()
 
 
 def started_by_fabric_run() -> bool:
@@ -74,29 +62,35 @@ def started_by_fabric_run() -> bool:
 
 
 def plan(accelerator: str, devices: int | str, num_nodes: int, clients: int) -> Launch:
-    """Decide on processes.
+    """Decide on processes, and put variables aside that no launcher stands behind.
 
     devices "auto" is what the launcher started (torchrun, srun), else every visible GPU, else one process a core; never
     more processes than clients where the choice is ours.
 
     Raises:
-        LaunchError: no such accelerator here, the launcher started another number of processes, or there are more
-            processes than clients.
+        LaunchError: no such accelerator here, the launcher started another number of processes, its variables are half
+            set, the port where processes should meet is taken, or there are more processes than clients.
     """
-    launch = _plan(_accelerator(accelerator), devices, num_nodes, clients)
+    line = environment.settle()
+    if line:
+        say(line)
+    seat = environment.seat()
+    rank_zero_only.rank = seat.rank  # type: ignore[attr-defined]
+    launch = _plan(seat, _accelerator(accelerator), devices, num_nodes, clients)
     if launch.world_size > clients:
         raise LaunchError(
             f"{launch.world_size} processes for {clients} clients: each process trains at least one; "
             f"use runtime.devices={max(1, clients // launch.num_nodes)}"
             + ("" if launch.launcher == OURSELVES else f" and start as many with {launch.launcher}")
         )
+    if launch.world_size > 1 and launch.launcher == OURSELVES and seat.started_by is None:
+        _check_port(seat)
     return launch
 
 
-def _plan(kind: str, devices: int | str, num_nodes: int, clients: int) -> Launch:
-    started = _started_by_launcher()
-    if started is not None:
-        launcher, per_node, nodes = started
+def _plan(seat: Seat, kind: str, devices: int | str, num_nodes: int, clients: int) -> Launch:
+    if seat.launcher != OURSELVES:
+        launcher, per_node, nodes = seat.launcher, seat.per_node, seat.nodes
         if devices not in ("auto", per_node):
             raise LaunchError(
                 f"runtime.devices is {devices}, but {launcher} started {per_node} processes a node; "
@@ -121,12 +115,14 @@ def _plan(kind: str, devices: int | str, num_nodes: int, clients: int) -> Launch
             f"with srun, or on each machine with: torchrun --nnodes={num_nodes} --nproc-per-node=DEVICES "
             f"--rdzv-backend=c10d --rdzv-endpoint=FIRST_MACHINE:29500 -m jgesr_lightning train ..."
         )
-    available = _available(kind)
+    available, alone = _available(kind), _interactive()
     if devices == "auto":
-        return Launch(kind, max(1, min(available, clients)), 1)
+        return Launch(kind, 1 if alone else max(1, min(available, clients)), 1)
     count = int(devices)
     if kind != "cpu" and count > available:
         raise LaunchError(f"runtime.devices is {count}, but {available} {kind} devices are visible")
+    if alone and count > 1:
+        raise LaunchError(f"runtime.devices is {count}, but an interactive session cannot start other processes; use 1")
     return Launch(kind, count, 1)
 
 
@@ -148,56 +144,63 @@ def _available(kind: str) -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _started_by_launcher() -> tuple[str, int, int] | None:
-    """Return (launcher, processes a node, nodes) where something else started the processes."""
-    environment = os.environ
-    if "LOCAL_WORLD_SIZE" in environment and "TORCHELASTIC_RUN_ID" in environment:
-        per_node = int(environment["LOCAL_WORLD_SIZE"])
-        return TORCHRUN, per_node, int(environment["WORLD_SIZE"]) // per_node
-    if "SLURM_NTASKS" not in environment:
-        return None
-    tasks = int(environment["SLURM_NTASKS"])
-    if environment.get("SLURM_STEP_ID", "batch") in BATCH_STEPS:  # the batch script itself, or a shell of salloc
-        if tasks == 1 or environment.get("SLURM_JOB_NAME") in SHELLS:
-            return None
-        raise LaunchError(f"this SLURM job has {tasks} tasks; start the program with srun, which runs all of them")
-    if environment.get("SLURM_JOB_NAME") in SHELLS:
-        if tasks == 1:
-            return None
-        raise LaunchError(
-            f"srun started {tasks} tasks under the job name {environment['SLURM_JOB_NAME']!r}, which Lightning takes "
-            f"for a shell; give the step another name: srun --job-name=train ..."
-        )
-    nodes = int(environment.get("SLURM_STEP_NUM_NODES") or environment.get("SLURM_NNODES") or 1)
-    if tasks % nodes:
-        raise LaunchError(f"{tasks} tasks on {nodes} nodes: give each node as many, with --ntasks-per-node")
-    per_node = tasks // nodes
-    asked = environment.get("SLURM_NTASKS_PER_NODE")
-    if tasks > 1 and asked is None:
-        raise LaunchError(f"srun was given --ntasks={tasks}; use --ntasks-per-node={per_node}, one for each device")
-    if asked is not None and re.fullmatch(r"\d+", asked) and int(asked) != per_node:
-        raise LaunchError(
-            f"the SLURM job has --ntasks-per-node={asked}, but srun started {per_node} on each node; "
-            f"give srun --ntasks-per-node={per_node} as well"
-        )
-    return SRUN, per_node, nodes
+def _interactive() -> bool:
+    """Whether this is a notebook or a prompt, which has no program that could be started once more."""
+    return hasattr(sys, "ps1") or not hasattr(sys.modules["__main__"], "__file__")
 
 
-def build_fabric(launch: Launch, precision: str, callbacks: Sequence[object]) -> Fabric:
-    """Return a Fabric for `launch`, not launched yet."""
+def _check_port(seat: Seat) -> None:
+    """Refuse a port of the user's that is taken, before anything is begun."""
+    if seat.port is None or dist.is_initialized():
+        return
+    try:
+        rendezvous.listen(seat).close()
+    except OSError as error:
+        raise LaunchError(f"{rendezvous.taken(seat)} ({error.strerror})") from error
+
+
+def meet_early(launch: Launch) -> None:
+    """Let processes that something else started find each other, before any of them reads data.
+
+    Raises:
+        MeetingError: they did not come together within two minutes, or a signal came.
+        KeyboardInterrupt: Ctrl-C.
+    """
+    seat = environment.seat()
+    if launch.world_size == 1 or (seat.launcher == OURSELVES and seat.started_by is None) or dist.is_initialized():
+        return
+    if seat.started_by is not None:
+        threading.Thread(target=strategy.watch_parent, args=(seat.started_by,), daemon=True).start()
+    with StopRequest() as stop:
+        meeting = rendezvous.meet(_located(seat), launch.world_size, stop)
+        meeting.wait(rendezvous.HERE_STAGE, rendezvous.MEET_SECONDS)
+
+
+def _located(seat: Seat) -> Seat:
+    """Return `seat` with the address that SLURM's tasks find by themselves."""
+    if seat.address is not None:
+        return seat
+    nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_NODELIST") or HERE
+    return replace(seat, address=SLURMEnvironment.resolve_root_node_address(nodes))
+
+
+def build_fabric(
+    launch: Launch, precision: str, callbacks: Sequence[object], stop: StopRequest | None = None
+) -> Fabric:
+    """Return a Fabric for `launch`, not launched yet; `stop` ends its waiting for other processes."""
     for package in ("fabric", "pytorch"):  # their banners say what our own first lines say
         logging.getLogger(f"lightning.{package}").setLevel(logging.WARNING)
-    # where srun exists it need not be used; where it must be, `plan` says so
-    warnings.filterwarnings("ignore", message=".*srun.*command is available.*")
     chosen: Any = "auto"
     if launch.world_size > 1:
-        chosen = strategy.ClientParallelStrategy(timeout=START_TIMEOUT, later_timeout=COLLECTIVE_TIMEOUT)
+        chosen = strategy.ClientParallelStrategy(
+            stop, ready_seconds=READY_SECONDS, later_timeout=COLLECTIVE_TIMEOUT, timeout=CONNECT_TIMEOUT
+        )
     return Fabric(
         accelerator=launch.accelerator,
         strategy=chosen,
         devices=launch.devices,
         num_nodes=launch.num_nodes,
         precision=precision,  # type: ignore[arg-type]
-        plugins=[launch.environment],
+        plugins=[strategy.Environment(_located(environment.seat()), launch.world_size)],
         callbacks=list(callbacks),
     )

@@ -1,4 +1,8 @@
-"""A request to stop: SIGTERM, SIGUSR1 and Ctrl-C set a flag that the round loop reads at its safe points."""
+"""A request to stop: signals that ask for an end set a flag that the round loop reads at its safe points.
+
+These are SIGTERM, Ctrl-C, SIGUSR1 and SIGUSR2, which job scripts and submitit send before a time limit, and SIGHUP of a
+terminal that goes away, unless it is ignored (nohup).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import signal
 import threading
 from types import FrameType, TracebackType
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT)
 
 
 class StopRequest:
@@ -28,6 +32,8 @@ class StopRequest:
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
             for number in STOP_SIGNALS:
+                if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                    continue
                 self._former[number] = signal.signal(number, self._note)
         return self
 

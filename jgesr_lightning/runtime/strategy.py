@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import subprocess
 import sys
@@ -12,16 +13,77 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.strategies import STRATEGY_REGISTRY
 from lightning.fabric.strategies.ddp import DDPStrategy
-from lightning.fabric.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
-from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
+from lightning.fabric.strategies.launchers.subprocess_script import _basic_subprocess_cmd, _SubprocessScriptLauncher
+from lightning.fabric.utilities.distributed import _destroy_dist_connection, _set_num_threads_if_needed
 from torch import nn
+
+from jgesr_lightning.runtime import rendezvous
+from jgesr_lightning.runtime.environment import FIRST_PROCESS, HERE, OURSELVES, Seat
+from jgesr_lightning.runtime.signals import StopRequest
 
 NAME = "client_parallel"
 POLL_SECONDS = 0.5
 GRACE_SECONDS = 20.0
 """Time that the first process has to end by itself after another one has failed."""
+
+
+class Environment(ClusterEnvironment):
+    """Fabric's view of this process's place, told rather than guessed from what variables happen to be set.
+
+    Args:
+        seat: the place; `jgesr_lightning.runtime.environment` reads it.
+        world_size: number of processes.
+    """
+
+    def __init__(self, seat: Seat, world_size: int) -> None:
+        super().__init__()
+        self.seat = seat
+        self._world_size = world_size
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        """Whether the other processes are there already."""
+        return self.seat.launcher != OURSELVES or self.seat.started_by is not None or dist.is_initialized()
+
+    @property
+    def main_address(self) -> str:
+        """Host of the first process."""
+        return self.seat.address or HERE
+
+    @property
+    def main_port(self) -> int:
+        """Port of the first process."""
+        return self.seat.port or 0
+
+    @staticmethod
+    def detect() -> bool:
+        """Whether Fabric should choose this by itself."""
+        return False
+
+    def world_size(self) -> int:
+        """Return the number of processes."""
+        return self._world_size
+
+    def set_world_size(self, size: int) -> None:
+        """Do nothing: it is known."""
+
+    def global_rank(self) -> int:
+        """Return the number of this process."""
+        return self.seat.rank
+
+    def set_global_rank(self, rank: int) -> None:
+        """Do nothing: it is known."""
+
+    def local_rank(self) -> int:
+        """Return the number of this process on its node."""
+        return self.seat.local_rank
+
+    def node_rank(self) -> int:
+        """Return the number of this process's node."""
+        return self.seat.node_rank
 
 
 class ClientParallelStrategy(DDPStrategy):
@@ -31,12 +93,22 @@ class ClientParallelStrategy(DDPStrategy):
     different clients. Here a module is left as it is: each process trains its own clients.
 
     Args:
-        later_timeout: of collectives, once all processes have met; None: `timeout`, as while they meet.
+        stop: a request to stop, which ends waiting for other processes; None: there is none.
+        ready_seconds: how long processes that have met wait for each other to be ready (they read data).
+        later_timeout: of collectives, once all processes are ready; None: `timeout`, as while they connect.
         options: those of `DDPStrategy`.
     """
 
-    def __init__(self, later_timeout: timedelta | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        stop: StopRequest | None = None,
+        ready_seconds: float = 1800.0,
+        later_timeout: timedelta | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(**options)
+        self._stop = stop if stop is not None else StopRequest()
+        self._ready_seconds = ready_seconds
         self._later_timeout = later_timeout
 
     def setup_module(self, module: nn.Module) -> nn.Module:  # type: ignore[override]
@@ -44,45 +116,89 @@ class ClientParallelStrategy(DDPStrategy):
         return module
 
     def _setup_distributed(self) -> None:
-        super()._setup_distributed()
+        self._set_world_ranks()
+        self._process_group_backend = self._get_process_group_backend()
+        if not dist.is_initialized():
+            self._connect(self._process_group_backend)
         dist.barrier()
         if self._later_timeout is not None:
             set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
             set_timeout(self._later_timeout)
 
+    def _connect(self, backend: str) -> None:
+        """Wait until all processes are there and ready, so that connecting takes no time, and connect them."""
+        assert isinstance(self.cluster_environment, Environment)
+        seat, launcher = self.cluster_environment.seat, self._launcher
+        meeting = rendezvous.meet(seat, self.world_size, self._stop)
+        lost = launcher.lost if isinstance(launcher, Launcher) else lambda: ""
+        if not self.cluster_environment.creates_processes_externally:  # the others have met before they read data
+            meeting.wait(rendezvous.HERE_STAGE, rendezvous.MEET_SECONDS, lost)
+        meeting.wait(rendezvous.READY_STAGE, self._ready_seconds, lost)
+        dist.init_process_group(
+            backend,
+            store=meeting.store,
+            rank=seat.rank,
+            world_size=self.world_size,
+            timeout=self._timeout,
+            device_id=self.root_device if self.root_device.type != "cpu" else None,
+        )
+        if backend == "nccl":
+            atexit.register(_destroy_dist_connection)  # NCCL warns of a group that nobody ended
+
     def _configure_launcher(self) -> None:
-        super()._configure_launcher()
-        if self._start_method == "popen" and self.cluster_environment is not None:
-            self._launcher = Launcher(self.cluster_environment, self.num_processes, self.num_nodes)
+        assert isinstance(self.cluster_environment, Environment)
+        self._launcher = Launcher(self.cluster_environment, self.num_processes, self.num_nodes, self._stop)
 
 
 class Launcher(_SubprocessScriptLauncher):
     """Starts the other processes of this machine, as Fabric's does, and watches over them in another way.
 
     Fabric's kills the first process where another one fails, without a word. This one leaves it `GRACE_SECONDS` to
-    notice, save and say what it can; and where the first process dies, the others end with it.
+    notice, save and say what it can; and where the first process dies, the others end with it. They are not of its
+    process group: Ctrl-C reaches the first process alone, which tells the others when to stop.
+
+    Args:
+        cluster_environment: place of this process.
+        num_processes: processes on this node.
+        num_nodes: nodes.
+        stop: a request to stop, which ends waiting for other processes.
     """
+
+    def __init__(self, cluster_environment: Environment, num_processes: int, num_nodes: int, stop: StopRequest) -> None:
+        super().__init__(cluster_environment, num_processes, num_nodes)
+        self.seat = cluster_environment.seat
+        self.stop = stop
 
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Start the processes, then call `function`, on all of them."""
-        self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
         if not self.cluster_environment.creates_processes_externally:
-            self._call_children_scripts()
-            threading.Thread(target=watch_children, args=(self.procs,), daemon=True).start()
-        elif os.environ.get(PARENT):
-            threading.Thread(target=watch_parent, args=(int(os.environ[PARENT]),), daemon=True).start()
+            meeting = rendezvous.meet(self.seat, self.num_processes, self.stop)
+            self._start(meeting.port)
         _set_num_threads_if_needed(num_processes=self.num_processes)
-        return function(*args, **kwargs)
-
-    def _call_children_scripts(self) -> None:
-        os.environ[PARENT] = str(os.getpid())
         try:
-            super()._call_children_scripts()
-        finally:
-            del os.environ[PARENT]
+            return function(*args, **kwargs)
+        except BaseException:
+            for child in self.procs:  # they wait for this one
+                child.kill()
+            raise
 
+    def lost(self) -> str:
+        """Say which of the other processes has ended, or ""."""
+        ended = [(rank, child.poll()) for rank, child in enumerate(self.procs, 1)]
+        return next((f"process {r} ended with status {s} before all had met" for r, s in ended if s is not None), "")
 
-PARENT = "JGESR_FIRST_PROCESS"
+    def _start(self, port: int) -> None:
+        shared = {
+            FIRST_PROCESS: str(os.getpid()),
+            "MASTER_ADDR": HERE,
+            "MASTER_PORT": str(port),
+            "WORLD_SIZE": str(self.num_processes),
+        }
+        command = _basic_subprocess_cmd()
+        for rank in range(1, self.num_processes):
+            environment = {**os.environ, **shared, "LOCAL_RANK": str(rank)}
+            self.procs.append(subprocess.Popen(command, env=environment, start_new_session=True))
+        threading.Thread(target=watch_children, args=(self.procs,), daemon=True).start()
 
 
 def watch_children(children: Sequence[subprocess.Popen[bytes]]) -> None:

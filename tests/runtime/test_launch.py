@@ -1,14 +1,23 @@
+import socket
+import sys
+
 import pytest
 import torch
-from lightning.fabric.plugins.environments.lightning import LightningEnvironment
-from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
-from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 
 from jgesr_lightning.runtime import launch
-from jgesr_lightning.runtime.launch import Launch, LaunchError, build_fabric, plan
+from jgesr_lightning.runtime.environment import LaunchError
+from jgesr_lightning.runtime.launch import Launch, build_fabric, plan
 from jgesr_lightning.runtime.strategy import ClientParallelStrategy
 
-TORCHRUN = {"TORCHELASTIC_RUN_ID": "1", "LOCAL_WORLD_SIZE": "2", "WORLD_SIZE": "4", "RANK": "0", "LOCAL_RANK": "0"}
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "WORLD_SIZE": "4",
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "MASTER_ADDR": "first",
+    "MASTER_PORT": "29400",
+}
 BATCH = {"SLURM_NTASKS": "1", "SLURM_JOB_NAME": "jgesr", "SLURM_NNODES": "1", "SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}
 STEP = BATCH | {
     "SLURM_NTASKS": "2",
@@ -26,7 +35,7 @@ def environment(monkeypatch):
     import os
 
     for key in list(os.environ):
-        if key.startswith(("SLURM_", "TORCHELASTIC_", "LOCAL_", "MASTER_", "RANK", "WORLD_SIZE", "LT_")):
+        if key.startswith(("JGESR_FIRST", "SLURM_", "TORCHELASTIC_", "LOCAL_", "MASTER_", "RANK", "WORLD_SIZE", "LT_")):
             monkeypatch.delenv(key)
 
     def give(variables):
@@ -142,20 +151,44 @@ def test_salloc_shell_with_several_tasks_starts_its_own_processes(environment):
 
 
 @pytest.mark.parametrize(
-    ("launcher", "variables", "kind"),
+    ("launcher", "variables", "place"),
     [
-        (
-            "ourselves",
-            BATCH,
-            LightningEnvironment,
-        ),  # although Lightning would take this for a SLURM step of one process
-        ("torchrun", TORCHRUN, TorchElasticEnvironment),
-        ("srun", STEP, SLURMEnvironment),
+        ("ourselves", BATCH, (0, 0, 0, "127.0.0.1")),  # although Lightning would take this for a SLURM step
+        ("torchrun", TORCHRUN | {"RANK": "3", "LOCAL_RANK": "1", "GROUP_RANK": "1"}, (3, 1, 1, "first")),
+        ("srun", STEP | {"SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_NODELIST": "node[7-9]"}, (1, 1, 0, "node7")),
     ],
 )
-def test_fabric_is_told_who_starts_the_processes(environment, launcher, variables, kind):
+def test_fabric_is_told_where_this_process_sits(environment, launcher, variables, place):
     environment(variables)
     fabric = build_fabric(Launch("cpu", 2, 1, launcher), "32-true", [])
     assert isinstance(fabric.strategy, ClientParallelStrategy)
-    assert isinstance(fabric.strategy.cluster_environment, kind)
+    told = fabric.strategy.cluster_environment
+    assert (told.global_rank(), told.local_rank(), told.node_rank(), told.main_address) == place
+    assert told.creates_processes_externally == (launcher != "ourselves")
     assert fabric.strategy.num_processes == 2
+
+
+def test_a_port_of_the_users_that_is_taken_is_refused(environment):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        environment({"MASTER_PORT": str(port)})
+        with pytest.raises(LaunchError, match=f"MASTER_PORT is {port}, which cannot be had here.*in use"):
+            plan("cpu", 2, 1, 20)
+        assert plan("cpu", 1, 1, 20).devices == 1  # alone it needs none
+    assert plan("cpu", 2, 1, 20).devices == 2
+
+
+def test_a_notebook_starts_no_other_processes(environment, monkeypatch):
+    environment({})
+    monkeypatch.delattr(sys.modules["__main__"], "__file__")
+    assert plan("cpu", "auto", 1, 20).devices == 1
+    with pytest.raises(LaunchError, match=r"runtime\.devices is 2, but an interactive session"):
+        plan("cpu", 2, 1, 20)
+
+
+def test_what_is_put_aside_is_said_once(environment, capsys):
+    environment({"LOCAL_RANK": "0", "MASTER_ADDR": "10.255.255.1"})
+    for _ in range(2):
+        plan("cpu", 1, 1, 20)
+    expected = "LOCAL_RANK=0, MASTER_ADDR=10.255.255.1: ignored, as no launcher started this process\n"
+    assert capsys.readouterr().err == expected

@@ -5,8 +5,10 @@ import pytest
 
 from jgesr_lightning.runtime.signals import StopRequest
 
+ASKING = [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT]
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+
+@pytest.mark.parametrize("number", ASKING)
 def test_a_signal_sets_the_flag_and_the_former_handler_comes_back(number):
     former = signal.getsignal(number)
     with StopRequest() as stop:
@@ -33,3 +35,14 @@ def test_the_first_signal_is_the_reason():
         os.kill(os.getpid(), signal.SIGUSR1)
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop.received == "SIGUSR1"
+
+
+def test_a_hangup_that_is_ignored_stays_so():
+    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, former)
