@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from jgesr_lightning import names
@@ -54,8 +54,6 @@ def load_config(
         return _merge(_file_layers(path), layer, path.stem)
     except ConfigError:
         raise
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"{path or 'configuration'}: {str(error).splitlines()[0]}") from None
     except RecursionError:
         raise ConfigError(f"{path or 'configuration'}: nested too deeply") from None
     except ValueError as error:
@@ -151,75 +149,74 @@ def _known(key: str, where: str) -> str:
 
 
 def _merge(files: Sequence[Layer], overrides: Layer, stem: str) -> Config:
-    """Merge the layers over the defaults, resolve ``${...}``, and check the result."""
-    merged = OmegaConf.create({key: {} for key in SECTIONS})
-    for key in KEYS:
+    """Merge the layers over the defaults, fill in ``${...}``, and check the result."""
+    values: dict[str, Any] = {"name": None}
+    for key in KEYS.keys() - values.keys():
         section, _, leaf = key.rpartition(".")
-        default = (SECTIONS[section] if section else Config).model_fields[leaf].default
-        OmegaConf.update(merged, key, None if key == "name" else default)
+        values[key] = (SECTIONS[section] if section else Config).model_fields[leaf].default
     places: dict[str, str] = {}
     settings: Layer = {}
-    for layer in (*files, overrides):
-        own = {key.removeprefix("aggregator."): entry for key, entry in layer.items() if key not in KEYS}
-        before = str(merged["aggregator"]["name"])
-        for key in layer.keys() & KEYS.keys():
-            places[key] = layer[key].where
-            OmegaConf.update(merged, key, _value(key, layer[key], KEYS[key]))
-        after = str(merged["aggregator"]["name"])
-        places |= {f"aggregator.{key}": entry.where for key, entry in own.items()}
-        try:
+    try:
+        for layer in (*files, overrides):
+            places |= {key: entry.where for key, entry in layer.items()}
+            before = str(values["aggregator.name"])
+            values |= {key: _value(key, entry, KEYS[key]) for key, entry in layer.items() if key in KEYS}
+            after = str(values["aggregator.name"])
+            own = {key.removeprefix("aggregator."): entry for key, entry in layer.items() if key not in KEYS}
             settings = {**_carried(settings, before, after), **own}
             refuse_unknown(settings, after)
-        except ValueError as error:
-            raise ConfigError(located(str(error), places)) from None
-    named = merged["name"] is not None
-    if not named:
-        merged["name"] = stem
-    try:
         hints = KEYS | setting_types_of(after)
-    except ValueError as error:
-        raise ConfigError(located(str(error), places)) from None
-    for leaf, field in settings_model(after).model_fields.items():
-        key = f"aggregator.{leaf}"
-        if leaf in settings:
-            OmegaConf.update(merged, key, _value(key, settings[leaf], hints[key]))
-        elif not field.is_required():
-            OmegaConf.update(merged, key, field.default)
-    try:
-        config = from_dict(_resolved(merged, hints, places))
+        for leaf, field in settings_model(after).model_fields.items():
+            key = f"aggregator.{leaf}"
+            if leaf in settings:
+                values[key] = _value(key, settings[leaf], hints[key])
+            elif not field.is_required():
+                values[key] = field.default
+        named = values["name"] is not None
         if not named:
-            config.model_fields_set.discard("name")
-        return config
+            values["name"] = stem
+        _interpolate(values, hints)
+        config = from_dict(_nested(values))
     except ValueError as error:
         raise ConfigError(located(str(error), places)) from None
+    if not named:
+        config.model_fields_set.discard("name")
+    return config
 
 
 def _value(key: str, entry: Setting, hint: Any) -> Any:
-    try:
-        value = reading.typed(key, entry.node, hint)
-        return names.resolve(value, entry.folder) if key in names.KEYS.values() and isinstance(value, str) else value
-    except ValueError as error:
-        raise ConfigError(located(str(error), {key: entry.where})) from None
+    value = reading.typed(key, entry.node, hint)
+    return names.resolve(value, entry.folder) if key in names.KEYS.values() and isinstance(value, str) else value
 
 
-def _resolved(merged: DictConfig, hints: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, Any]:
-    """Return plain values with every ``${...}`` replaced and read as the type of its key."""
-    values: Any = OmegaConf.to_container(merged, resolve=False)
-    for key, hint in hints.items():
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for key, value in values.items():
         section, _, leaf = key.rpartition(".")
-        holder = values[section] if section else values
-        text = holder.get(leaf)
-        if not reading.is_interpolation(text):
-            continue
+        (nested.setdefault(section, {}) if section else nested)[leaf] = value
+    return nested
+
+
+def _interpolate(values: dict[str, Any], hints: Mapping[str, Any]) -> None:
+    """Replace every ``${...}`` by what it stands for, read as the type of its key."""
+    texts = {key: value for key, value in values.items() if reading.is_interpolation(value)}
+    if not texts:
+        return
+    tree = OmegaConf.create(_nested({key: value for key, value in values.items() if key not in texts}))
+    for key, text in texts.items():
         try:
-            found = OmegaConf.select(merged, key)
+            OmegaConf.update(tree, key, text)
+        except OmegaConfBaseException:
+            raise ValueError(f"{key} is {text!r}; ${{...}} is not closed, or holds no key") from None
+    for key, text in texts.items():
+        try:
+            found = OmegaConf.select(tree, key)
             found = OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
         except OmegaConfBaseException as error:
-            raise ConfigError(located(f"{key} is {text!r}; {str(error).splitlines()[0]}", places)) from None
+            raise ValueError(f"{key} is {text!r}; {str(error).splitlines()[0]}") from None
         if isinstance(found, dict) or reading.is_interpolation(found):
-            raise ConfigError(located(f"{key} is {text!r}; this gives {found!r}, which is no value", places))
-        holder[leaf] = _value(key, Setting(reading.scalar(found), places.get(key, "")), hint)
-    return dict(values)
+            raise ValueError(f"{key} is {text!r}; this gives {found!r}, which is no value")
+        values[key] = _value(key, Setting(reading.scalar(found)), hints[key])
 
 
 def _carried(settings: Layer, before: str, after: str) -> Layer:
