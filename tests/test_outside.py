@@ -36,7 +36,7 @@ def test_a_method_from_a_file_computes_the_same_on_two_processes(tmp_path):
     assert stored["aggregator"] == {"name": f"{tmp_path}/2/mykrum.py:Krum", "byzantine": 1, "scale": None}
 
 
-def test_config_train_resume_and_table(tmp_path, monkeypatch, capsys):
+def test_config_train_resume_table_and_study(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump({**TINY, "aggregator": {"name": TRIMMED, "trim": 0.2}}))
     assert cli.main(["config", "tiny.yaml", "aggregator.trim=0.4"]) == 0
@@ -48,6 +48,17 @@ def test_config_train_resume_and_table(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     assert cli.main(["table", "runs"]) == 0
     assert "TrimmedMean (trim=0.2)" in capsys.readouterr().out
+    (tmp_path / "mine.py").write_text("from robust_methods import Krum\n\n\nclass Mine(Krum): pass\n")
+    (tmp_path / "some.yaml").write_text(
+        "base: tiny.yaml\ndata: [synthetic]\nmethods:\n  ./mine.py:Mine: {byzantine: 1}\n"
+        f"  half: {{name: '{TRIMMED}', trim: 0.4}}\n  fedavg: {{}}\n"
+    )
+    assert cli.main(["study", "some.yaml", "--list"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "synthetic_s0.1_Mine_seed0: not begun",
+        "synthetic_s0.1_half_seed0: not begun",
+        "synthetic_s0.1_fedavg_seed0: not begun",
+    ]
 
 
 PARTS = """

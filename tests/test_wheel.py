@@ -18,6 +18,7 @@ tiny = ["data.name=synthetic", "data.fraction=0.1", "clients=4", "rounds=1", "lo
 quiet = ["runtime.devices=1", "runtime.accelerator=cpu", "logging.wandb=false", "local.batch_size=128"]
 assert cli.main(["config", "mnist_s01"]) == 0
 assert cli.main(["config", "configs/mnist_s02.yaml"]) == 0
+assert cli.main(["study", "table1_small", "--list"]) == 0
 assert cli.main(["train", "mnist_s01", *tiny, *quiet]) == 0
 written, kept = config.copy_configs()
 assert len(written) > 10 and not kept
@@ -71,5 +72,6 @@ def test_shipped_names_work_in_an_empty_folder(wheel, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "name: mnist_s01" in done.stdout and "name: mnist_s02" in done.stdout
+    assert "mnist_s0.1_jgesr_seed0: not begun" in done.stdout
     assert (tmp_path / "empty" / "runs" / "mnist_s01" / "summary.json").is_file()
     assert (tmp_path / "empty" / "configs" / "slurm" / "train.sbatch").is_file()

@@ -16,12 +16,12 @@ from pydantic import Field
 from jgesr_lightning import names
 from jgesr_lightning.checks import nearest
 from jgesr_lightning.config import (
-    CONFIGS,
     Config,
     ConfigError,
     Section,
     Setting,
     Settings,
+    folders,
     load_config,
     parse_overrides,
     read_yaml,
@@ -195,11 +195,11 @@ def load_study(name: str | Path, overrides: Sequence[str] = ()) -> tuple[str, li
 
 def find_study(name: str | Path) -> Path:
     """Return the file of a study: a path, or the bare name of one in ``configs/studies/``."""
-    folders = [CONFIGS / "studies", Path(__file__).parent.parent.parent / CONFIGS / "studies"]
-    for candidate in (user_path(name), *(folder / f"{name}.yaml" for folder in folders)):
+    places = folders("studies")
+    for candidate in (user_path(name), *(folder / f"{name}.yaml" for folder in places)):
         if candidate.is_file():
             return candidate
-    known = sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
+    known = sorted({path.stem for folder in places for path in folder.glob("*.yaml")})
     raise ConfigError(f"no study {name}{nearest(str(name), known)}; known: {', '.join(known)}")
 
 
