@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from jgesr_lightning.checks import number
 from jgesr_lightning.layout import ParameterLayout
+from jgesr_lightning.optimizers import Schedule, check_optimizer, torch_optimizer
 from jgesr_lightning.regularisers import Proximal, Regulariser
 
 
@@ -28,12 +29,16 @@ class ClientModule(LightningModule):
     Args:
         net: network whose forward maps a batch of inputs to class scores.
         proximal_mu: weight mu of the proximal term; 0 leaves it out altogether.
-        lr: learning rate of SGD.
-        momentum: momentum of SGD.
+        lr: learning rate.
+        momentum: momentum of SGD; the others have none to set.
         terms: further penalties of the aggregation method.
+        optimizer: "sgd", "adam" or "adamw".
+        weight_decay: of the optimizer: times the weights, added to the gradient; under AdamW, taken off the weights.
+        clip_norm: largest Euclidean norm of a step's gradient, penalties included, weight decay not; None: any.
+        schedule: part of `lr` that is in force in each round; None: all of it.
 
     Raises:
-        ValueError: a negative or non-finite `proximal_mu`, `lr` or `momentum`.
+        ValueError: a negative or non-finite number, an unknown optimizer, or momentum for one that has none.
     """
 
     sent: Tensor
@@ -45,14 +50,22 @@ class ClientModule(LightningModule):
         lr: float = 0.01,
         momentum: float = 0.0,
         terms: Sequence[Regulariser] = (),
+        optimizer: str = "sgd",
+        weight_decay: float = 0.0,
+        clip_norm: float | None = None,
+        schedule: Schedule | None = None,
     ) -> None:
         super().__init__()
         number("proximal_mu", proximal_mu, at_least=0)
         number("lr", lr, at_least=0)
-        number("momentum", momentum, at_least=0)
+        check_optimizer(optimizer, momentum, weight_decay, clip_norm)
         self.net = net
         self.lr = lr
         self.momentum = momentum
+        self.optimizer = optimizer
+        self.weight_decay = weight_decay
+        self.clip_norm = clip_norm
+        self.schedule = schedule if schedule is not None else Schedule()
         self.terms: tuple[Regulariser, ...] = (*((Proximal(proximal_mu),) if proximal_mu else ()), *terms)
         self.layout = ParameterLayout.of(net)
         self._trained = [name in self.layout.names for name, _ in net.named_parameters()]
@@ -93,9 +106,24 @@ class ClientModule(LightningModule):
                 loss = loss + term(x, self.sent)
         return loss
 
+    def rate(self, round_number: int) -> float:
+        """Return the learning rate of a round, which counts from 1."""
+        return self.lr * self.schedule(round_number)
+
+    def fresh_optimizer(self, round_number: int) -> torch.optim.Optimizer:
+        """Return the optimizer of one visit, at rest: no state crosses from one client or round to the next."""
+        return torch_optimizer(
+            self.optimizer, self.net.parameters(), self.rate(round_number), self.momentum, self.weight_decay
+        )
+
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return a fresh SGD: no state crosses from one client or round to the next."""
-        return torch.optim.SGD(self.net.parameters(), lr=self.lr, momentum=self.momentum)
+        """Return the optimizer of a training without rounds (Lightning's hook)."""
+        return self.fresh_optimizer(1)
+
+    def configure_gradient_clipping(self, optimizer: torch.optim.Optimizer, *_: object, **__: object) -> None:
+        """Clip the gradient (Lightning's hook)."""
+        if self.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.net.parameters(), self.clip_norm)
 
     @torch.no_grad()
     def anchor(self) -> None:

@@ -95,7 +95,7 @@ class SequentialEngine(Engine):
 
     def _visit(self, round_number: int, row: int) -> float:
         data = self.data[row]
-        optimizer = self.fabric.setup_optimizers(self.client.configure_optimizers())
+        optimizer = self.fabric.setup_optimizers(self.client.fresh_optimizer(round_number))
         assert isinstance(optimizer, _FabricOptimizer)  # one went in
         orders = visit_orders(data.size, self.epochs, self.batch_size, self.seed, round_number, self.clients[row])
         total = torch.zeros((), dtype=torch.float64, device=self.fabric.device)
@@ -110,6 +110,11 @@ class SequentialEngine(Engine):
                     loss = self._loss(batch, len(index) / len(step), number == len(parts))
                     self.fabric.backward(loss)
                     total += loss.detach()
+                if self.client.clip_norm is not None:
+                    # a gradient that is not finite makes an upload that is not; the round loop decides about that
+                    self.fabric.clip_gradients(
+                        self.module, optimizer, max_norm=self.client.clip_norm, error_if_nonfinite=False
+                    )
                 optimizer.step()
                 optimizer.zero_grad()
         return float(total) / taken

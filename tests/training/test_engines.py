@@ -46,9 +46,12 @@ def make_net(*extra, seed=0):
     )
 
 
-def make_engine(cls, net, data, precision="64-true", mu=0.0, terms=(), momentum=0.0, clients=None, batch=BATCH, **more):
+def make_engine(
+    cls, net, data, precision="64-true", mu=0.0, terms=(), momentum=0.0, clients=None, batch=BATCH, local=None, **more
+):
+    """Return an engine; `local` holds further settings of the client module."""
     fabric = Fabric(accelerator="cpu", devices=1, precision=precision)
-    client = ClientModule(net, mu, 0.1, momentum, terms)
+    client = ClientModule(net, mu, 0.1, momentum, terms, **(local or {}))
     clients = list(range(len(data))) if clients is None else clients
     return cls(fabric, client, data, clients, CLASSES, EPOCHS, batch, 7, **more)
 
