@@ -30,6 +30,7 @@ from jgesr_lightning.names import label
 from jgesr_lightning.plan import RoundPlan
 from jgesr_lightning.runtime.sharding import Sharding, assign
 from jgesr_lightning.runtime.signals import StopRequest
+from jgesr_lightning.schedules import Schedule
 from jgesr_lightning.training import ClientData, build_engine
 from jgesr_lightning.wandb_names import PROJECT, Labels, labels
 
@@ -163,6 +164,10 @@ def round_plan(
         lr=config.local.lr,
         momentum=config.local.momentum,
         terms=aggregator.client_terms(config.local.proximal_mu),
+        optimizer=config.local.optimizer,
+        weight_decay=config.local.weight_decay,
+        clip_norm=config.local.clip_norm,
+        schedule=Schedule(config.local.schedule, config.local.schedule_rounds, config.local.schedule_factor),
     )
     device, dtype = fabric.device, begin.initial.dtype
     own = [

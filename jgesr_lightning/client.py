@@ -12,8 +12,9 @@ from torch.nn.functional import cross_entropy
 
 from jgesr_lightning.checks import number
 from jgesr_lightning.layout import ParameterLayout
-from jgesr_lightning.optimizers import Schedule, check_optimizer, torch_optimizer
+from jgesr_lightning.optimizers import torch_optimizer
 from jgesr_lightning.regularisers import Proximal, Regulariser
+from jgesr_lightning.schedules import Schedule, check_optimizer
 
 
 class ClientModule(LightningModule):

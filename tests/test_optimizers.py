@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from jgesr_lightning.client import ClientModule
-from jgesr_lightning.optimizers import Schedule, clip, row_rule, torch_optimizer
+from jgesr_lightning.optimizers import clip, row_rule, torch_optimizer
+from jgesr_lightning.schedules import Schedule
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from jgesr_lightning.aggregators import min_clients
 from jgesr_lightning.config.methods import checked_settings
 from jgesr_lightning.config.section import Section
 from jgesr_lightning.paths import user_path
+from jgesr_lightning.schedules import Schedule, check_optimizer
 from jgesr_lightning.wandb_names import refusal
 
 
@@ -79,17 +80,29 @@ class ModelConfig(Section):
 
 
 class LocalConfig(Section):
-    """Training at the clients, by SGD. The paper gives no batch size: 128 brings FedAvg's row nearest to its own."""
+    """Training at the clients. The paper gives no batch size: 128 brings FedAvg's row nearest to its own."""
 
     section = "local"
 
     epochs: int = Field(5, ge=1, description="passes over a client's training samples in each round")
     batch_size: Positive | Literal["full"] = Field(128, description="samples a step; full: all of a client's, one step")
     lr: float = Field(0.01, gt=0, description="learning rate")
-    momentum: float = Field(0.0, ge=0, lt=1, description="of SGD")
+    optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="rule of a step, begun anew each visit")
+    momentum: float = Field(0.0, ge=0, lt=1, description="of sgd")
+    weight_decay: float = Field(0.0, ge=0, description="of the optimizer")
+    clip_norm: float | None = Field(None, gt=0, description="largest norm of a step's gradient; None: any")
+    schedule: Literal["constant", "cosine", "step"] = Field("constant", description="of the learning rate over rounds")
+    schedule_rounds: Positive | None = Field(None, description="rounds of the cosine, or from step to step")
+    schedule_factor: float = Field(0.1, ge=0, le=1, description="what the cosine ends at, or a step multiplies by")
     proximal_mu: float | None = Field(
         None, ge=0, description="weight of mu/2 ||x - x_sent||^2; None: the method's own; 0: none"
     )
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        check_optimizer(self.optimizer, self.momentum, self.weight_decay, self.clip_norm)
+        Schedule(self.schedule, self.schedule_rounds, self.schedule_factor)
+        return self
 
 
 class ChannelConfig(Section):

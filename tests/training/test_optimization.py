@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from jgesr_lightning.aggregators import build_aggregator
-from jgesr_lightning.optimizers import Schedule
+from jgesr_lightning.schedules import Schedule
 from jgesr_lightning.training.batches import visit_orders
 from jgesr_lightning.training.sequential import SequentialEngine
 from jgesr_lightning.training.stacked import StackedEngine
