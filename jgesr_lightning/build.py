@@ -25,13 +25,13 @@ from jgesr_lightning.config import Config, ConfigError, to_dict
 from jgesr_lightning.data import FederatedDataModule
 from jgesr_lightning.identity import group_name
 from jgesr_lightning.layout import ParameterLayout
-from jgesr_lightning.models import build_model
+from jgesr_lightning.models import build_model, check_sizes, shape_arguments
 from jgesr_lightning.names import label
 from jgesr_lightning.plan import RoundPlan
 from jgesr_lightning.runtime.sharding import Sharding, assign
 from jgesr_lightning.runtime.signals import StopRequest
 from jgesr_lightning.schedules import Schedule
-from jgesr_lightning.training import ClientData, build_engine
+from jgesr_lightning.training import ClientData, build_engine, choose_engine
 from jgesr_lightning.wandb_names import PROJECT, Labels, labels
 
 DTYPES = {"32-true": torch.float32, "bf16-mixed": torch.float32, "64-true": torch.float64}
@@ -98,11 +98,21 @@ def data_module(config: Config) -> FederatedDataModule:
     return data
 
 
-def start(config: Config, data: FederatedDataModule) -> Start:
-    """Return the initial model and what is derived from it."""
-    net = build_model(
-        config.model.name, data.in_channels, data.image_size, data.num_classes, config.seed_of("initial")
-    ).to(DTYPES[config.runtime.precision])
+def start(config: Config, data: FederatedDataModule, device_type: str) -> Start:
+    """Return the initial model and what is derived from it.
+
+    Raises:
+        ConfigError: the network does not fit the data, or the clients' sizes, or the engine that was asked for.
+    """
+    local, precision = config.local, config.runtime.precision
+    try:
+        net = build_model(
+            config.model.name, *shape_arguments(data.input_shape), data.num_classes, config.seed_of("initial")
+        ).to(DTYPES[precision])
+        check_sizes(net, local.batch_size, dict(enumerate(data.sizes.tolist())))
+        choose_engine(config.engine, device_type, net, local.batch_size, precision, data.input_shape)
+    except ValueError as error:
+        raise ConfigError(error) from error
     layout = ParameterLayout.of(net)
     initial = layout.flatten(net.state_dict())
     return Start(net, layout, initial, float(noise_std_for(initial[: layout.num_parameters], config.channel.noise)))
@@ -184,6 +194,7 @@ def round_plan(
         config.local.epochs,
         config.local.batch_size,
         config.seed_of("batches"),
+        data.input_shape,
     )
     plan = RoundPlan(
         fabric=fabric,

@@ -65,18 +65,19 @@ def run(config: Config) -> Result:
     build.wandb_labels(config, folder)  # refused before any work
     meet_early(launch)
     data = build.data_module(config)
+    start = build.start(config, data, launch.accelerator)
     if not first_process():
         try:
-            return _run(config, folder, data, None, launch)
+            return _run(config, folder, data, start, None, launch)
         except (ConfigError, NonFiniteError, checkpoint.CheckpointError, PeerLostError):
             # the first process has the same error, or is the one that was lost: one line is enough
             return Result("failed", folder, 0)
     with ExitStack() as held:
         opening = open_folder(config, folder, held)
         if launch.launcher != OURSELVES:
-            return _run(config, folder, data, opening, launch)
+            return _run(config, folder, data, start, opening, launch)
         early = _outcome(opening, config, folder)  # before the other processes are started
-        return early or _run(config, folder, data, opening, launch)
+        return early or _run(config, folder, data, start, opening, launch)
 
 
 def _outcome(opening: Opening, config: Config, folder: Path) -> Result | None:
@@ -90,11 +91,17 @@ def _outcome(opening: Opening, config: Config, folder: Path) -> Result | None:
     return Result("finished", folder, config.rounds)
 
 
-def _run(config: Config, folder: Path, data: FederatedDataModule, opening: Opening | None, launch: Launch) -> Result:
+def _run(
+    config: Config,
+    folder: Path,
+    data: FederatedDataModule,
+    start: build.Start,
+    opening: Opening | None,
+    launch: Launch,
+) -> Result:
     """Launch the processes, build the parts, and run."""
     if config.deterministic:
         build.make_deterministic()
-    start = build.start(config, data)
     watchers = build.watchers(config, folder, data, start)
     with StopRequest() as stop:
         fabric = build_fabric(launch, config.runtime.precision, watchers.in_order, stop)

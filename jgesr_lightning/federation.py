@@ -38,6 +38,8 @@ class Federation:
     def __init__(self, plan: RoundPlan) -> None:
         self.plan = plan
         self._layers = plan.sharding.layers(plan.layout.layers)
+        own_variances = plan.layout.variances[plan.sharding.columns]
+        self._variances = own_variances.nonzero().squeeze(1).to(plan.fabric.device)
         self._watch = Stopwatch(plan.fabric.device)
 
     def fresh_state(self) -> FederationState:
@@ -111,6 +113,8 @@ class Federation:
                 f"round {number}: the aggregate of {plan.aggregator.name} is not finite; "
                 f"the models of round {number - 1} are kept"
             )
+        if len(self._variances):  # the noise can have made a running variance negative
+            aggregate.models[:, self._variances] = aggregate.models[:, self._variances].clamp_(min=0)
         record.info |= aggregate.info
         losses = sharding.gather(losses)
         record.clients["loss/train"] = losses.tolist()

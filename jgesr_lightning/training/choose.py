@@ -11,7 +11,7 @@ from jgesr_lightning.checks import one_of
 from jgesr_lightning.client import ClientModule
 from jgesr_lightning.training.base import ClientData, Engine
 from jgesr_lightning.training.batches import BatchSize
-from jgesr_lightning.training.network import layers_of
+from jgesr_lightning.training.network import check_stacked
 from jgesr_lightning.training.sequential import SequentialEngine
 from jgesr_lightning.training.stacked import StackedEngine, check_precision
 
@@ -19,7 +19,12 @@ ENGINES: dict[str, Callable[..., Engine]] = {"sequential": SequentialEngine, "st
 
 
 def choose_engine(
-    name: str, device_type: str, net: nn.Module, batch_size: BatchSize, precision: str = "32-true"
+    name: str,
+    device_type: str,
+    net: nn.Module,
+    batch_size: BatchSize,
+    precision: str = "32-true",
+    input_shape: Sequence[int] | None = None,
 ) -> tuple[str, str]:
     """Return which engine to take, and why.
 
@@ -32,6 +37,7 @@ def choose_engine(
         net: the clients' network.
         batch_size: samples a step, or "full".
         precision: Fabric's name of the precision.
+        input_shape: of a sample; the stacked network is then tried on two of them.
 
     Raises:
         ValueError: unknown name (the known ones are listed); or "stacked" with a network or precision it cannot train.
@@ -40,8 +46,8 @@ def choose_engine(
     if name == "sequential":
         return name, "as configured"
     try:
-        layers_of(net)
         check_precision(precision)
+        check_stacked(net, input_shape)
     except ValueError as error:
         if name == "stacked":
             raise
@@ -76,12 +82,15 @@ def build_engine(
     epochs: int,
     batch_size: BatchSize,
     seed: int,
+    input_shape: Sequence[int] | None = None,
 ) -> tuple[Engine, str]:
-    """Return the engine and the reason it was taken; `name` as for `choose_engine`, the rest as for the engines.
+    """Return the engine and the reason it was taken.
+
+    `name` and `input_shape` are those of `choose_engine`, the rest those of the engines.
 
     Raises:
         ValueError: see `choose_engine`.
     """
     precision = str(fabric.strategy.precision.precision)
-    taken, reason = choose_engine(name, fabric.device.type, client.net, batch_size, precision)
+    taken, reason = choose_engine(name, fabric.device.type, client.net, batch_size, precision, input_shape)
     return ENGINES[taken](fabric, client, data, clients, num_classes, epochs, batch_size, seed), reason

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -94,6 +94,30 @@ def layers_of(net: nn.Module) -> list[Layer]:
         seen |= {id(p) for p in module.parameters()}
         layers.append(_layer(name, module, modules, names))
     return layers
+
+
+@torch.no_grad()
+def check_stacked(net: nn.Module, input_shape: Sequence[int] | None = None) -> None:
+    """Raise ValueError unless stages can stand for `net`; with the shape of a sample, they are tried on two."""
+    layers = layers_of(net)
+    if input_shape is None:
+        return
+    layout = ParameterLayout.of(net)
+    weights = layout.flatten(net.state_dict()).unsqueeze(0)
+    inputs = torch.randn(2, *input_shape, generator=torch.Generator().manual_seed(0)).to(weights)
+    try:
+        trial = StackedNetwork(layers, layout, weights, torch.zeros_like(weights), inputs.shape, weights.dtype)
+        trial.inputs.copy_(inputs.unsqueeze(0))
+        trial.context.training = False
+        scores = trial.forward()[0]
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise refuse(f"this network on inputs of shape {tuple(input_shape)} ({reason})") from error
+    training = net.training
+    expected = net.eval()(inputs)
+    net.train(training)
+    if scores.shape != expected.shape or not torch.allclose(scores, expected, rtol=1e-3, atol=1e-4):
+        raise refuse("a network whose forward is more than its layers one after another, by hooks for example")
 
 
 def _flatten(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
