@@ -36,10 +36,10 @@ def client_data(sizes=SIZES):
 
 
 def small_federation(
-    callbacks=(), *, method="fedavg", settings=None, noise=0.01, missing_rate=0.0, rounds=3, lr=0.1, **options
+    callbacks=(), *, method="fedavg", settings=None, noise=0.01, missing_rate=0.0, rounds=3, lr=0.1, net=None, **options
 ):
-    """Return a federation of four linear classifiers in this process."""
-    net = linear_net()
+    """Return a federation of four linear classifiers (or copies of `net`) in this process."""
+    net = linear_net() if net is None else net
     layout = ParameterLayout.of(net)
     initial = layout.flatten(net.state_dict())
     orchestrator = RoundOrchestrator(layout, callbacks)

@@ -3,6 +3,7 @@ import os
 
 import pytest
 import torch
+from torch import nn
 
 from jgesr_lightning.callbacks.checkpoint import Checkpoint
 from jgesr_lightning.callbacks.files import ResultFiles
@@ -251,3 +252,30 @@ def test_summaries_of_client_values():
     assert summary["accuracy/received_worst"] == 0.0
     assert summary["accuracy/received_worst_decile"] == 0.0  # two of twenty clients, both at zero
     assert summary["accuracy/received_std"] == pytest.approx(0.3937, abs=1e-4)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "jgesr"])
+def test_noise_makes_no_variance_negative(method):
+    """Running statistics travel through the channel like parameters; what comes back can be evaluated."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    federation = small_federation(method=method, noise=4.0, missing_rate=0.2, net=net)
+    variances = federation.plan.layout.variances
+    computed, sent = [], []
+    method_s_own = federation.plan.aggregator.forward
+
+    def keep(*arguments, previous, **keywords):
+        out = method_s_own(*arguments, previous=previous, **keywords)
+        computed.append(out.models.clone())
+        sent.append(previous.clone())
+        return out
+
+    federation.plan.aggregator.forward = keep
+    state = federation.fresh_state()
+    federation.run(state)
+    assert variances.sum() == 4
+    assert min(float(models[:, variances].min()) for models in computed) < 0, "this channel does no harm"
+    for models, next_sent in zip(computed, [*sent[1:], state.models], strict=True):
+        assert torch.equal(next_sent[:, variances], models[:, variances].clamp(min=0))
+        assert torch.equal(next_sent[:, ~variances], models[:, ~variances])
+    assert all(record.metrics["loss/received"] < 1e6 for record in state.records)
