@@ -89,6 +89,8 @@ def data_module(config: Config) -> FederatedDataModule:
         partition=config.data.partition,
         classes_per_client=config.data.classes_per_client,
         label=config.data.label,
+        planted=config.data.planted,
+        groups=config.data.groups,
     )
     try:
         data.prepare_data()

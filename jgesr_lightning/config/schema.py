@@ -50,6 +50,10 @@ class DataConfig(Section):
     classes_per_client: int = Field(
         2, ge=1, description="shards of one class that a client is dealt (partition shards)"
     )
+    planted: Literal["labels", "rotations"] | None = Field(
+        None, description="clients are in groups, told apart by renamed classes or turned images; None: no groups"
+    )
+    groups: int = Field(4, ge=2, description="number of planted groups")
     kappa: float = Field(0.05, gt=0, description="concentration of the partitions dirichlet and quantity")
     fraction: float = Field(1.0, gt=0, le=1, description="part of the training data that is used")
     min_samples: int = Field(20, ge=2, description="fewest samples of a client, its test share included")

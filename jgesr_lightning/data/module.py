@@ -16,6 +16,7 @@ from jgesr_lightning import checks, seeding
 from jgesr_lightning.data.dataset import RawDataset
 from jgesr_lightning.data.partition import Indices, class_table, split_train_test, stratified_subset
 from jgesr_lightning.data.partitions import make_partition
+from jgesr_lightning.data.planted import Transform, group_of, transforms
 from jgesr_lightning.data.registry import Partition
 from jgesr_lightning.data.sources import load_dataset
 
@@ -44,6 +45,8 @@ class FederatedDataModule(LightningDataModule):
             "natural" where the data are clients' own files, else "dirichlet".
         classes_per_client: shards that a client is dealt by the partition "shards".
         label: name of the column of labels in tables.
+        planted: "labels" or "rotations": clients are in groups whose data differ by this; see `planted.transforms`.
+        groups: number of these groups.
 
     Attributes:
         classes: name of each class.
@@ -58,6 +61,7 @@ class FederatedDataModule(LightningDataModule):
         partition_name: the partition that was used, in a word.
         normalisation: how inputs are normalised, as plain numbers: (x / scale - mean) / std, each channel or feature
             its own.
+        client_groups: group of each client where groups are planted, else empty.
         left_out: what is not part of the experiment, in words; empty: nothing.
 
     All attributes exist after `setup`.
@@ -75,6 +79,7 @@ class FederatedDataModule(LightningDataModule):
     client_names: tuple[str, ...]
     partition_name: str
     normalisation: dict[str, Any]
+    client_groups: tuple[int, ...]
     left_out: str
 
     def __init__(
@@ -91,6 +96,8 @@ class FederatedDataModule(LightningDataModule):
         partition: str | Partition | None = None,
         classes_per_client: int = 2,
         label: str = "label",
+        planted: str | None = None,
+        groups: int = 4,
     ) -> None:
         super().__init__()
         checks.whole("data.min_samples", min_samples, at_least=2)
@@ -106,6 +113,9 @@ class FederatedDataModule(LightningDataModule):
         self.partition = partition
         self.classes_per_client = classes_per_client
         self.label = label
+        self.planted = planted
+        self.groups = groups
+        self._transforms: list[Transform] = []
         self._raw: RawDataset | None = None
         self._train: list[Indices] = []
         self._test: list[Indices] = []
@@ -144,6 +154,7 @@ class FederatedDataModule(LightningDataModule):
         table = class_table(labels, self._train, self.num_classes)
         tested = raw.test_labels.numpy() if self._tests_given else labels
         self.class_counts = torch.from_numpy(table + class_table(tested, self._test, self.num_classes))
+        self._plant(len(parts))
         self._raw = raw
 
     def _share_out(self, raw: RawDataset, labels: Indices) -> list[Indices]:
@@ -182,6 +193,18 @@ class FederatedDataModule(LightningDataModule):
         numbers = {"mean": raw.mean.tolist(), "std": raw.std.tolist()}
         self.normalisation = {"scale": raw.scale, **numbers, "measured_on": measured}
 
+    def _plant(self, clients: int) -> None:
+        """Put the clients into groups, if there are to be any, and count their classes as they then are."""
+        self.client_groups = ()
+        if self.planted is None:
+            return
+        self._transforms = transforms(self.planted, self.groups, self.num_classes, self.input_shape, self.seed)
+        self.client_groups = tuple(group_of(k, self.groups) for k in range(clients))
+        every = torch.arange(self.num_classes)
+        for k, group in enumerate(self.client_groups):
+            _, renamed = self._transforms[group](torch.zeros(self.num_classes, *self.input_shape), every)
+            self.class_counts[k] = torch.zeros_like(self.class_counts[k]).scatter(0, renamed, self.class_counts[k])
+
     def facts(self) -> dict[str, Any]:
         """Return what a summary says of the data, as plain values."""
         return {
@@ -190,6 +213,7 @@ class FederatedDataModule(LightningDataModule):
             "normalisation": self.normalisation,
             "partition": self.partition_name,
             "clients": list(self.client_names),
+            "groups": list(self.client_groups),
             "left_out": self.left_out,
         }
 
@@ -237,4 +261,5 @@ class FederatedDataModule(LightningDataModule):
             else (self._raw.train_inputs, self._raw.train_labels)
         )
         samples = inputs.index_select(0, index).to(device)  # bytes travel, a quarter of the floats
-        return self._raw.normalise(samples, dtype), labels.index_select(0, index).to(device)
+        ready = self._raw.normalise(samples, dtype), labels.index_select(0, index).to(device)
+        return self._transforms[self.client_groups[client]](*ready) if self.client_groups else ready
