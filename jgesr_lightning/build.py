@@ -133,7 +133,7 @@ def watchers(config: Config, folder: Path, data: FederatedDataModule, begin: Sta
         class_table=table,
         artifacts=config.logging.artifacts,
         save_code=config.logging.save_code,
-        announce=lambda facts: files.facts.update(wandb=dict(facts)),
+        announce=lambda facts: files.add_facts(wandb=dict(facts)),
     )
     observers = (
         Progress(),

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import platform
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -56,6 +57,8 @@ class ResultFiles:
         self._columns: dict[str, list[str]] = {}
         self._seconds_before = 0.0
         self._start = time.perf_counter()
+        self._outcome: tuple[int, FederationState, str, str] | None = None  # as the summary gives it
+        self._lock = threading.Lock()  # facts may come from another thread
 
     def on_federation_start(self, plan: RoundPlan, state: FederationState) -> None:
         """Write the partition, and the rounds that a resumed run has already had."""
@@ -94,8 +97,20 @@ class ResultFiles:
 
     def write_summary(self, rounds: int, state: FederationState, status: str, reason: str) -> None:
         """Write summary.json; `status` is running, finished, stopped or failed."""
-        summary = _plain(self._summary(rounds, state, status, reason))
-        write_text(self.folder / "summary.json", json.dumps(summary, indent=1))
+        with self._lock:
+            self._outcome = (rounds, state, status, reason)
+            self._write()
+
+    def add_facts(self, **facts: Any) -> None:
+        """Have summary.json say more of the run: from its next writing on, at once where the run has ended."""
+        with self._lock:
+            self.facts |= facts
+            if self._outcome is not None and self._outcome[2] != "running":
+                self._write()
+
+    def _write(self) -> None:
+        assert self._outcome is not None
+        write_text(self.folder / "summary.json", json.dumps(_plain(self._summary(*self._outcome)), indent=1))
 
     def _summary(self, rounds: int, state: FederationState, status: str, reason: str) -> dict[str, Any]:
         records = state.records

@@ -16,6 +16,7 @@ import torch
 import wandb
 
 from jgesr_lightning.callbacks import wandb_mode
+from jgesr_lightning.callbacks.files import ResultFiles
 from jgesr_lightning.callbacks.wandb_log import WandbLog, sync_command
 from jgesr_lightning.callbacks.wandb_media import client_curves, client_order
 from jgesr_lightning.callbacks.wandb_mode import has_key, reachable, resolve_mode
@@ -407,7 +408,7 @@ def test_final_models_and_graph_are_an_artifact_where_asked_for(tmp_path):
 def test_code_is_kept_where_asked_for(tmp_path):
     drive(make(tmp_path, save_code=True), fake_plan(), State(), 1)
     (artifact,) = [one for one in read_back(tmp_path).artifacts if one.type == "code"]
-    assert "study.py" in " ".join(entry.path for entry in artifact.manifest.contents)
+    assert "experiment.py" in " ".join(entry.path for entry in artifact.manifest.contents)
 
 
 def test_labels_reach_wandb(tmp_path):
@@ -472,3 +473,21 @@ def test_a_name_server_that_never_answers_does_not_delay(monkeypatch):
     monkeypatch.setattr(socket, "create_connection", hang)
     assert not reachable("https://server.invalid", seconds=0.05)
     release.set()
+
+
+def test_the_summary_of_a_short_run_says_where_wandb_has_it(tmp_path):
+    """Facts that come when the run has ended, as W&B starts beside it, still get into summary.json."""
+    files = ResultFiles(tmp_path, {"name": "tiny"}, write_csv=False)
+    state = State(round=1, records=[record_of(0), record_of(1)])
+    files.add_facts(first=1)
+    assert not (tmp_path / "summary.json").exists()
+    files.write_summary(1, state, "running", "")
+    assert json.loads((tmp_path / "summary.json").read_text())["first"] == 1
+    files.add_facts(second=2)
+    assert "second" not in json.loads((tmp_path / "summary.json").read_text())  # written with the next round
+    files.write_summary(1, state, "finished", "")
+    drive(make(tmp_path, announce=lambda facts: files.add_facts(wandb=dict(facts))), fake_plan(), state, 1)
+    written = json.loads((tmp_path / "summary.json").read_text())
+    assert (written["status"], written["second"]) == ("finished", 2)
+    assert written["wandb"]["id"] == (tmp_path / "wandb_run_id").read_text().strip()
+    assert written["wandb"]["sync"].startswith("wandb sync ")
