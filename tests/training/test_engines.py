@@ -7,8 +7,9 @@ from torch import nn
 
 from jgesr_lightning.client import ClientModule
 from jgesr_lightning.layout import ParameterLayout
+from jgesr_lightning.models import build_model
 from jgesr_lightning.regularisers import CosineDissimilarity
-from jgesr_lightning.training import ClientData, build_engine
+from jgesr_lightning.training import ClientData, build_engine, choose_engine
 from jgesr_lightning.training.sequential import SequentialEngine
 from jgesr_lightning.training.stacked import StackedEngine
 
@@ -308,3 +309,41 @@ def test_auto_falls_back_by_rule_and_names_the_layer():
         build("stacked", net)
     with pytest.raises(ValueError, match="known: auto, sequential, stacked"):
         build("stackd", make_net())
+
+
+def test_images_that_are_not_square():
+    def factory():
+        return build_model("lenet", 2, (17, 22), CLASSES)
+
+    compare(factory, data=make_data(sizes=(23, 9), shape=(2, 17, 22)))
+
+
+def test_plain_features():
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.randn(60, 7, generator=draw, dtype=torch.float64), torch.randint(CLASSES, (60,), generator=draw)
+    data = [ClientData(x[a:b], y[a:b], x[b : b + 5], y[b : b + 5]) for a, b in ((0, 23), (28, 40))]
+    for batch in (BATCH, "full"):
+        compare(lambda: build_model("mlp", 7, None, CLASSES), data=data, batch=batch)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated")
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: nn.Sequential(nn.Linear(12, 4), nn.Flatten(), nn.Linear(48, 3)), r"shape \(1, 12, 12\) \(batch1 must"),
+        (lambda: nn.Sequential(nn.Flatten(), nn.utils.weight_norm(nn.Linear(144, 3))), r"shape \(1, 12, 12\)"),
+        (lambda: doubled(nn.Sequential(nn.Flatten(), nn.Linear(144, 3))), "a network whose forward is more than"),
+    ],
+    ids=["dimensions", "derived weights", "hook"],
+)
+def test_what_stages_would_get_wrong_is_found_before(make, reason):
+    net = make()
+    with pytest.raises(ValueError, match=rf"engine=stacked cannot train .*{reason}.*; use engine=sequential"):
+        choose_engine("stacked", "cpu", net, 8, input_shape=(1, 12, 12))
+    assert choose_engine("auto", "cpu", net, 8, input_shape=(1, 12, 12))[0] == "sequential"
+    assert net.training
+
+
+def doubled(net):
+    net.register_forward_hook(lambda module, inputs, scores: 2 * scores)
+    return net
