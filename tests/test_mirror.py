@@ -1,0 +1,92 @@
+"""The tests mirror the package: each module has its test file, or a line here that says where it is tested."""
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ELSEWHERE = {
+    "aggregators/base": "aggregators/test_contract",  # what every method keeps
+    "aggregators/fedavg": "aggregators/test_averages",
+    "aggregators/local": "aggregators/test_averages",
+    "aggregators/median": "aggregators/test_averages",
+    "build": "test_experiment",
+    "callbacks/checkpoint": "runtime/test_checkpoint",
+    "callbacks/files": "test_experiment",
+    "callbacks/orchestrator": "test_federation",
+    "callbacks/progress": "test_experiment",
+    "callbacks/wandb_media": "callbacks/test_wandb_log",
+    "callbacks/wandb_mode": "callbacks/test_wandb_log",
+    "config/schema": "config/test_loading",
+    "config/section": "config/test_loading",
+    "data/archive": "data/test_faults",
+    "data/calls": "data/test_partitions",
+    "data/clientfiles": "data/test_own",
+    "data/folders": "data/test_own",
+    "data/npz": "data/test_own",
+    "data/published": "data/test_faults",
+    "data/registry": "data/test_sources",
+    "data/samples": "data/test_own",
+    "data/synthetic": "data/test_sources",
+    "data/tables": "data/test_own",
+    "data/tensors": "data/test_own",
+    "identity": "reporting/test_table",
+    "models/fitness": "test_models",
+    "models/plain": "test_models",
+    "models/vision": "test_models",
+    "plan": "test_federation",
+    "records": "test_federation",
+    "reporting/agg": "reporting/test_plots",
+    "reporting/paper": "reporting/test_table",
+    "reporting/report": "reporting/test_figures",
+    "reporting/runs": "reporting/test_table",
+    "reporting/sources": "reporting/test_table",
+    "reporting/text": "reporting/test_table",
+    "run_folder": "test_experiment",
+    "runtime/strategy": "test_processes",
+    "schedules": "test_optimizers",
+    "solvers/coefficients": "solvers/test_pdca",
+    "solvers/columns": "solvers/test_masked",
+    "solvers/patterns": "solvers/test_masked",
+    "solvers/reference": "solvers/test_pdca",
+    "solvers/signals": "solvers/test_pdca",
+    "solvers/solution": "solvers/test_pdca",
+    "solvers/uplink": "solvers/test_masked",
+    "state": "test_federation",
+    "study/command": "study/test_runner",
+    "summary": "study/test_runner",
+    "timing": "test_federation",
+    "training/base": "training/test_engines",
+    "training/batches": "training/test_engines",
+    "training/choose": "training/test_engines",
+    "training/network": "training/test_networks",
+    "training/sequential": "training/test_engines",
+    "training/stacked": "training/test_engines",
+    "training/stages": "training/test_engines",
+    "training/step": "training/test_optimization",
+}
+"""Module of the package: test file."""
+
+MODULES = [
+    str(file.relative_to(ROOT / "jgesr_lightning").with_suffix(""))
+    for file in sorted((ROOT / "jgesr_lightning").rglob("*.py"))
+    if file.stem not in ("__init__", "__main__")
+]
+
+
+def own(module):
+    folder, _, name = module.rpartition("/")
+    return ROOT / "tests" / folder / f"test_{name}.py"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_module_has_its_test_file_or_a_line_that_says_where(module):
+    if own(module).is_file():
+        assert module not in ELSEWHERE, f"{module} has a test file of its own: take its line out"
+    else:
+        assert module in ELSEWHERE, f"give {module} a test file, or a line in tests/test_mirror.py"
+        assert (ROOT / "tests" / f"{ELSEWHERE[module]}.py").is_file()
+
+
+def test_no_line_speaks_of_what_is_gone():
+    assert set(ELSEWHERE) <= set(MODULES)
