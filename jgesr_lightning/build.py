@@ -28,6 +28,7 @@ from jgesr_lightning.layout import ParameterLayout
 from jgesr_lightning.models import build_model, check_sizes, shape_arguments
 from jgesr_lightning.names import label
 from jgesr_lightning.plan import RoundPlan
+from jgesr_lightning.regularisers import Proximal, Regulariser
 from jgesr_lightning.runtime.sharding import Sharding, assign
 from jgesr_lightning.runtime.signals import StopRequest
 from jgesr_lightning.schedules import Schedule
@@ -229,8 +230,15 @@ def make_deterministic() -> None:
     torch.backends.cudnn.benchmark = False
 
 
+def client_terms(config: Config) -> tuple[Regulariser, ...]:
+    """Return what the clients add to their loss."""
+    method = config.aggregator
+    return build_aggregator(method.name, **method.settings).client_terms(config.local.proximal_mu)
+
+
 def _facts(config: Config, folder: Path, data: FederatedDataModule, noise_std: float) -> dict[str, Any]:
     """Return what summary.json says of the run besides its outcome."""
+    terms = client_terms(config)
     return {
         "name": folder.name,
         "method": label(config.aggregator.name),
@@ -242,6 +250,8 @@ def _facts(config: Config, folder: Path, data: FederatedDataModule, noise_std: f
         "missing_rate": config.channel.missing_rate,
         "seed": config.seed,
         "fidelity": config.aggregator.settings.get("fidelity"),
+        "proximal_mu": sum(term.mu for term in terms if isinstance(term, Proximal)),
+        "client_terms": [repr(term) for term in terms],
         "versions": {
             "jgesr_lightning": __version__,
             "python": platform.python_version(),

@@ -178,6 +178,9 @@ def _announce(config: Config, folder: Path, launch: Launch, plan: RoundPlan, rea
         f"{network} of {plan.layout.size:,} parameters"
     )
     say(f"{launch.world_size} x {launch.accelerator}, engine {plan.engine.name} ({reason}); results go to {folder}")
+    terms = build.client_terms(config)
+    if terms:
+        say(f"the clients add to their loss: {', '.join(map(repr, terms))}")
     remark = precision_remark(launch.accelerator, config.runtime.precision)
     if remark:
         say(remark)
