@@ -21,6 +21,9 @@ from jgesr_lightning.paths import PathError
 if TYPE_CHECKING:
     from jgesr_lightning.experiment import Result
 
+DEBUG = "JGESR_DEBUG"
+"""Environment variable: if set, what nobody foresaw ends in a traceback."""
+
 USAGE = """\
 usage: python -m jgesr_lightning COMMAND ...
 
@@ -60,6 +63,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         _drop_output()
         _complain(f"error: {error}")
+        return 1
+    except Exception as error:  # a fault of the program's own
+        if os.environ.get(DEBUG):
+            raise
+        said = " ".join(str(error).split())
+        _complain(f"error: {type(error).__name__}: {said} (a fault of this program; {DEBUG}=1 shows where it happened)")
         return 1
 
 
@@ -113,6 +122,7 @@ def train(arguments: Sequence[str]) -> int:
     _announce_loading()
     from jgesr_lightning import experiment
     from jgesr_lightning.data import DataError
+    from jgesr_lightning.failure import RunError
     from jgesr_lightning.federation import NonFiniteError
     from jgesr_lightning.runtime.checkpoint import CheckpointError
     from jgesr_lightning.runtime.launch import first_process
@@ -123,8 +133,10 @@ def train(arguments: Sequence[str]) -> int:
         return exit_status(result) if first_process() else 0
     except DataError as error:
         raise ConfigError(error) from None
-    except (CheckpointError, NonFiniteError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (CheckpointError, NonFiniteError, RunError, OSError) as error:
+        if isinstance(error, RunError) and os.environ.get(DEBUG):
+            raise
+        _complain(f"error: {error}")
         return 1
 
 

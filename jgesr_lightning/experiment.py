@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jgesr_lightning import build
+from jgesr_lightning.closing import closing_lines
 from jgesr_lightning.config import Config, ConfigError
 from jgesr_lightning.data import FederatedDataModule
+from jgesr_lightning.failure import account
 from jgesr_lightning.federation import Federation, NonFiniteError
 from jgesr_lightning.names import label
 from jgesr_lightning.plan import RoundPlan
@@ -20,7 +22,6 @@ from jgesr_lightning.runtime.launch import Launch, build_fabric, first_process, 
 from jgesr_lightning.runtime.launch import plan as plan_launch
 from jgesr_lightning.runtime.sharding import PeerLostError, talking
 from jgesr_lightning.runtime.signals import StopRequest
-from jgesr_lightning.state import FederationState
 from jgesr_lightning.training import precision_remark
 
 
@@ -53,6 +54,8 @@ def run(config: Config) -> Result:
         CheckpointError: a checkpoint could not be written or read; the former one is kept.
         PeerLostError: another process of the run is gone.
         MeetingError: the processes of the run did not come together.
+        OSError: the results could not be written.
+        RunError: anything else that went wrong once the run had begun.
     """
     try:
         wanted = config.runtime
@@ -104,20 +107,25 @@ def _run(
         build.make_deterministic()
     watchers = build.watchers(config, folder, data, start)
     with StopRequest() as stop:
-        fabric = build_fabric(launch, config.runtime.precision, watchers.in_order, stop)
-        if not started_by_fabric_run():
-            fabric.launch()
-        with talking():
-            agreed = fabric.broadcast(opening)
-        assert agreed is not None  # the first process sent its own
-        early = _outcome(agreed, config, folder)
-        if early:
-            return early
-        plan, reason = build.round_plan(config, fabric, data, start, watchers.orchestrator, stop)
-        if fabric.is_global_zero:
-            _announce(config, folder, launch, plan, reason)
+        agreed: Opening | None = None
         try:
+            fabric = build_fabric(launch, config.runtime.precision, watchers.in_order, stop)
+            if not started_by_fabric_run():
+                fabric.launch()
+            with talking():
+                agreed = fabric.broadcast(opening)
+            assert agreed is not None  # the first process sent its own
+            early = _outcome(agreed, config, folder)
+            if early:
+                return early
+            plan, reason = build.round_plan(config, fabric, data, start, watchers.orchestrator, stop)
+            if fabric.is_global_zero:
+                _announce(config, folder, launch, plan, reason)
             return _drive(config, folder, Federation(plan), agreed.source, watchers)
+        except BaseException as error:
+            if agreed is not None and agreed.refusal:  # the folder is somebody else's
+                raise
+            account(error, config, folder, watchers.files if first_process() else None)
         finally:
             watchers.wandb.close(exit_code=1)  # where the run has not ended it in order
 
@@ -125,7 +133,7 @@ def _run(
 def _drive(
     config: Config, folder: Path, federation: Federation, source: Path | None, watchers: build.Watchers
 ) -> Result:
-    """Load what is resumed, run, and account for failures."""
+    """Load what is resumed, run, and say how it ended."""
     plan = federation.plan
     stop, zero = plan.stop, plan.fabric.is_global_zero
     state = federation.fresh_state()
@@ -137,37 +145,19 @@ def _drive(
             say(f"going on from {source}, after round {state.round}")
     try:
         status = federation.run(state)
-    except NonFiniteError as error:
+    except NonFiniteError:
         if state.round > 0:
             watchers.saver.save(plan, state)
-        if zero:
-            watchers.files.write_summary(config.rounds, state, "failed", str(error))
         raise
-    except (PeerLostError, checkpoint.CheckpointError) as error:
-        if zero:
-            _try_summary(watchers, config, state, str(error))
-        raise
-    except OSError as error:
-        remedy = "make room, then go on with resume=auto" if folder.is_dir() else "the folder is gone"
-        reason = f"could not write the results in {folder}: {error}; {remedy}"
-        if zero:
-            _try_summary(watchers, config, state, reason)
-        raise OSError(reason) from error
     if zero:
         if status == "stopped":
             say(
                 f"stopped by {stop.received or 'another process'} after round {state.round} of "
                 f"{config.rounds}, saved; go on with resume=auto"
             )
-        say(f"results: {folder}")
+        for line in closing_lines(state.records, folder, config.rounds, status == "finished"):
+            say(line)
     return Result(status, folder, state.round, stop.received or "")
-
-
-def _try_summary(watchers: build.Watchers, config: Config, state: FederationState, reason: str) -> None:
-    try:
-        watchers.files.write_summary(config.rounds, state, "failed", reason)
-    except OSError as error:  # the disk may be full; the failure itself is on its way to the user
-        say(f"summary.json could not be written: {error}")
 
 
 def _announce(config: Config, folder: Path, launch: Launch, plan: RoundPlan, reason: str) -> None:

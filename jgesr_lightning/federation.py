@@ -54,7 +54,8 @@ class Federation:
             "finished", or "stopped" where a stop was requested: `state` is then that of the last whole round.
 
         Raises:
-            NonFiniteError: an upload (with nonfinite="raise") or an aggregate was not finite.
+            NonFiniteError: an aggregate was not finite, or an upload (with nonfinite="raise"), or nothing usable
+                arrived in a round (but for "drop_all").
         """
         plan = self.plan
         plan.fabric.call("on_federation_start", plan=plan, state=state)
@@ -108,6 +109,13 @@ class Federation:
                 layers=self._layers,
                 reduce=sharding.sum,
             )
+        if plan.nonfinite != "drop_all" and aggregate.info.get("participants") == 0:
+            why = (
+                "every upload held NaN or infinity; a smaller local.lr or channel.noise may help"
+                if record.info["dropped_clients"]
+                else "no entry of any model arrived; channel.missing_rate is too high"
+            )
+            raise NonFiniteError(f"round {number}: nothing usable arrived: {why} (nonfinite=drop_all goes on even so)")
         if sharding.any(not bool(torch.isfinite(aggregate.models).all())):
             raise NonFiniteError(
                 f"round {number}: the aggregate of {plan.aggregator.name} is not finite; "
@@ -116,6 +124,8 @@ class Federation:
         if len(self._variances):  # the noise can have made a running variance negative
             aggregate.models[:, self._variances] = aggregate.models[:, self._variances].clamp_(min=0)
         record.info |= aggregate.info
+        if plan.aggregator.shares and not _connected(aggregate.graph):
+            record.info["shared"] = "nothing"
         losses = sharding.gather(losses)
         record.clients["loss/train"] = losses.tolist()
         record.metrics["loss/train"] = float(losses.nanmean())
@@ -175,6 +185,11 @@ class Federation:
         record.clients[f"loss/{what}"] = loss.tolist()
         record.metrics |= summarise(f"accuracy/{what}", accuracy, plan.test_weights)
         record.metrics[f"loss/{what}"] = float(loss.mean())
+
+
+def _connected(graph: Tensor) -> bool:
+    """Whether any client gets more than a millionth of anything from another one."""
+    return bool((graph - graph.diag().diag()).abs().max() > 1e-6)
 
 
 def _scalars(info: Mapping[str, Any]) -> dict[str, float]:

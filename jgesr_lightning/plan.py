@@ -53,7 +53,8 @@ class RoundPlan:
         participation: share of the clients that take part in a round.
         evaluation_every: rounds between evaluations; round 0 and the last round are always evaluated.
         graph_every: rounds between kept graphs; the last round's is always kept.
-        nonfinite: "drop" treats a client with a non-finite upload as absent in that round, "raise" stops.
+        nonfinite: "drop" treats a client with a non-finite upload as absent in that round, and stops where a round has
+            no upload left; "drop_all" goes on even then; "raise" stops at the first one.
         seed: seed of who takes part.
         stop: tells when to end early.
     """

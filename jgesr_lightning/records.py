@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -30,6 +31,55 @@ class RoundRecord:
     def to_dict(self) -> dict[str, Any]:
         """Return plain containers."""
         return asdict(self)
+
+
+def remarks(records: Sequence[RoundRecord]) -> list[dict[str, Any]]:
+    """Return what a reader of a run's results must know, one entry a kind: its rounds, and a line of text.
+
+    Kinds: "nothing_shared" (after aggregation every client had its own model alone), "dropped_uploads" (uploads that
+    were not finite were left out) and "diverged" (the solver diverged: what was sent is worthless).
+    """
+    found = []
+    alone = [r.round for r in records if r.info.get("shared") == "nothing"]
+    if alone:
+        text = f"nothing was shared in {_rounds(alone)}: each client was sent what had arrived from it alone"
+        found.append({"kind": "nothing_shared", "rounds": alone, "text": text})
+    broken = {r.round: list(r.info["dropped_clients"]) for r in records if r.info.get("dropped_clients")}
+    if broken:
+        empty = [r.round for r in records if r.round in broken and r.metrics.get("participants") == 0]
+        clients = sorted({client for dropped in broken.values() for client in dropped})
+        who = f"{'client' if len(clients) == 1 else 'clients'} {_listed(clients)}"
+        text = f"uploads that were not finite were left out in {_rounds(list(broken))} ({who})"
+        text += f"; none was usable in {_rounds(empty)}" if empty else ""
+        found.append({"kind": "dropped_uploads", "rounds": list(broken), "text": text})
+    diverged = [r.round for r in records if r.info.get("reason") == "diverged"]
+    if diverged:
+        text = (
+            f"the solver diverged in {_rounds(diverged)}, what was sent then is worthless: "
+            f"aggregator.step=backtracking helps"
+        )
+        found.append({"kind": "diverged", "rounds": diverged, "text": text})
+    return found
+
+
+def _rounds(numbers: Sequence[int]) -> str:
+    return f"{'round' if len(numbers) == 1 else 'rounds'} {_listed(numbers)}"
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    """Return ascending numbers in words, runs of three or more as spans.
+
+    >>> _listed([1, 2, 3, 5, 8, 9])
+    '1 to 3, 5, 8, 9'
+    """
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][-1] + 1:
+            spans[-1].append(number)
+        else:
+            spans.append([number])
+    parts = [[f"{s[0]} to {s[-1]}"] if len(s) > 2 else [str(number) for number in s] for s in spans]
+    return ", ".join(part for several in parts for part in several)
 
 
 def summarise(prefix: str, values: Tensor, weights: Tensor) -> dict[str, float]:

@@ -84,8 +84,12 @@ def test_exit_status_says_how_the_run_ended(ran, result, status, capsys):
         assert one_line(capsys) == f"error: {result}\n"
 
 
-def test_a_bug_is_not_dressed_up_as_a_mistake_of_the_user(ran):
-    ran.result = ValueError("a bug")
+def test_a_bug_is_not_dressed_up_as_a_mistake_of_the_user(ran, capsys, monkeypatch):
+    monkeypatch.delenv("JGESR_DEBUG", raising=False)
+    ran.result = ValueError("a bug\nof two lines")
+    assert cli.main(["train", "mnist_s01"]) == 1
+    assert one_line(capsys).startswith("error: ValueError: a bug of two lines (a fault of this program; JGESR_DEBUG=1")
+    monkeypatch.setenv("JGESR_DEBUG", "1")
     with pytest.raises(ValueError, match="a bug"):
         cli.main(["train", "mnist_s01"])
 

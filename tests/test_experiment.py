@@ -67,7 +67,20 @@ def test_it_says_what_it_does_and_how_far_it_is(base):
     assert lines[1].endswith(f"results go to {base.parent}/runs/first")
     assert [line.split()[1] for line in lines[2:6]] == ["0/3", "1/3", "2/3", "3/3"]
     assert "left" in lines[4]
-    assert lines[6:] == [f"results: {base.parent}/runs/first"]
+    run = base.parent / "runs" / "first"
+    last = json.loads((run / "summary.json").read_text())["last"]
+    received, weighted, worst = (
+        f"{100 * last[f'accuracy/received{end}']:.2f} %" for end in ("", "_weighted", "_worst")
+    )
+    assert lines[6] == "accuracy after round 3, mean over 5 clients:"
+    assert lines[7] == f"  received  {received}   (by test samples {weighted}, worst client {worst})"
+    assert lines[8].startswith("  trained   ")
+    assert lines[9].startswith("  best for orientation, chosen on the test set: round ")
+    assert lines[10:] == [
+        f"results: {run}",
+        f"next: python -m jgesr_lightning report {run}   (or figures, table)",
+        f"more rounds: python -m jgesr_lightning train {run}/config.yaml resume=auto rounds=6",
+    ]
 
 
 def test_bf16_trains_in_low_precision_and_aggregates_in_full_and_says_that_a_cpu_is_slow_at_it(base):
@@ -85,6 +98,8 @@ def test_bf16_trains_in_low_precision_and_aggregates_in_full_and_says_that_a_cpu
 
 
 def test_a_solver_that_diverges_is_named_with_what_helps(base):
+    remarks = json.loads((base.parent / "runs" / "diverging" / "summary.json").read_text())["remarks"]
+    assert [(remark["kind"], remark["rounds"]) for remark in remarks] == [("diverged", [1])]
     assert torch.isfinite(models(base.parent / "runs" / "diverging")).all()
     assert (
         "the solver diverged, what was sent is worthless: aggregator.step=backtracking"
@@ -127,6 +142,9 @@ def test_the_summary_says_how_the_run_ended(base):
     assert len(summary["clients"]["accuracy/received"]) == 5
     assert (summary["method"], summary["dataset"], summary["noise"], summary["seed"]) == ("fedavg", "synthetic", 0.1, 0)
     assert summary["config"]["local"]["epochs"] == 1
+    assert (summary["remarks"], summary["client_terms"]) == ([], [])
+    diverging = json.loads((base.parent / "runs" / "diverging" / "summary.json").read_text())
+    assert diverging["client_terms"] == ["Proximal(mu=1)"]
     assert {"train", "uplink", "aggregate", "evaluate", "total"} <= summary["seconds"].keys()
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from jgesr_lightning.callbacks.checkpoint import Checkpoint
 from jgesr_lightning.callbacks.files import ResultFiles
 from jgesr_lightning.federation import NonFiniteError
-from jgesr_lightning.records import summarise
+from jgesr_lightning.records import remarks, summarise
 from jgesr_lightning.runtime import checkpoint
 from tests.federations import SIZES, small_federation
 
@@ -153,6 +153,51 @@ def test_a_non_finite_upload_stops_the_run_where_asked():
     with pytest.raises(NonFiniteError, match="round 2: the upload of client 1"):
         federation.run(state)
     assert state.round == 1
+
+
+def break_all(federation):
+    collector = federation.plan.collector
+    collect = collector.on_client_delivered
+
+    def on_client_delivered(row, client, model):
+        collect(row, client, model)
+        collector.trained[row, 0] = torch.inf
+
+    collector.on_client_delivered = on_client_delivered
+
+
+@pytest.mark.parametrize("method", ["fedavg", "local"])
+def test_a_round_without_a_usable_upload_ends_the_run_unless_it_may_go_on(method):
+    federation = small_federation(method=method, rounds=2)
+    break_all(federation)
+    state = federation.fresh_state()
+    with pytest.raises(NonFiniteError, match="round 1: nothing usable arrived: every upload held NaN or infinity"):
+        federation.run(state)
+    assert (state.round, len(state.records)) == (0, 1)
+    federation = small_federation(method=method, rounds=2, nonfinite="drop_all")
+    break_all(federation)
+    status, state = run(federation)
+    assert status == "finished"
+    assert torch.equal(state.models, federation.fresh_state().models)  # everybody keeps what was sent last
+    assert [(r["kind"], r["rounds"]) for r in remarks(state.records) if r["kind"] != "nothing_shared"] == [
+        ("dropped_uploads", [1, 2])
+    ]
+
+
+def test_nothing_usable_is_said_of_uploads_of_which_no_entry_arrived():
+    federation = small_federation(method="fedavg", missing_rate=1 - 1e-12, rounds=2)
+    with pytest.raises(NonFiniteError, match="no entry of any model arrived"):
+        run(federation)
+
+
+def test_a_method_that_shared_nothing_is_remarked_on_but_for_the_one_that_means_to():
+    """pfedgraph with little weight on the shares of data picks each client's own model alone."""
+    _, state = run(small_federation(method="pfedgraph", settings={"lam": 1e-6}, rounds=2))
+    assert torch.equal(state.graphs[2], torch.eye(4, dtype=torch.float64))
+    assert [(r["kind"], r["rounds"]) for r in remarks(state.records)] == [("nothing_shared", [1, 2])]
+    for method in ("local", "fedavg"):
+        _, state = run(small_federation(method=method, rounds=1))
+        assert remarks(state.records) == []
 
 
 def test_a_non_finite_aggregate_never_reaches_a_client():

@@ -90,12 +90,14 @@ class Aggregator(nn.Module, ABC):
         name: the word that configuration files use.
         mixing: True where `graph` is a mixing matrix (an absent client's row is then the identity's), False where it
             is an adjacency matrix (an absent client is then isolated).
+        shares: False for a method that leaves every client by itself on purpose.
         min_clients: fewer clients than this in the whole federation is an error.
         needs: which of "previous" and "initial" the method cannot do without.
     """
 
     name: ClassVar[str]
     mixing: ClassVar[bool] = True
+    shares: ClassVar[bool] = True
     min_clients: ClassVar[int] = 1
     needs: ClassVar[tuple[str, ...]] = ()
 

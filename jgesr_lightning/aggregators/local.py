@@ -13,6 +13,7 @@ class Local(Aggregator):
     """``psi_k = x_k``: what arrived; where nothing did, what was sent last round (see `base.complete`)."""
 
     name: ClassVar[str] = "local"
+    shares: ClassVar[bool] = False
 
     def aggregate(self, upload: Upload) -> Aggregate:
         """Return what arrived, with gaps filled."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from jgesr_lightning.plan import RoundPlan
-from jgesr_lightning.records import RoundRecord
+from jgesr_lightning.records import RoundRecord, remarks
 from jgesr_lightning.runtime.files import write_atomically, write_text
 from jgesr_lightning.state import FederationState
 from jgesr_lightning.timing import Stopwatch
@@ -37,8 +37,9 @@ PROTOCOL = (
 class ResultFiles:
     """Writes what a run found out; on rank zero only.
 
-    CSV files grow by whole lines, and are written anew at the start (a resumed run begins with the rounds it had) and
-    whenever a new column turns up. The other files are replaced atomically.
+    CSV files grow by whole lines, and are written anew at the start (a resumed run begins with the rounds it had),
+    whenever a new column turns up, and where somebody else has changed or removed one. The other files are replaced
+    atomically.
 
     Args:
         folder: the run's folder.
@@ -55,6 +56,8 @@ class ResultFiles:
         self.write_csv = write_csv
         self.partition = partition
         self._columns: dict[str, list[str]] = {}
+        self._sizes: dict[str, int] = {}
+        self._progress: tuple[int, FederationState] | None = None
         self._seconds_before = 0.0
         self._start = time.perf_counter()
         self._outcome: tuple[int, FederationState, str, str] | None = None  # as the summary gives it
@@ -62,6 +65,7 @@ class ResultFiles:
 
     def on_federation_start(self, plan: RoundPlan, state: FederationState) -> None:
         """Write the partition, and the rounds that a resumed run has already had."""
+        self._progress = (plan.rounds, state)
         if not plan.fabric.is_global_zero:
             return
         if self.partition is not None:
@@ -108,12 +112,28 @@ class ResultFiles:
             if self._outcome is not None and self._outcome[2] != "running":
                 self._write()
 
+    def write_failure(self, rounds: int, reason: str) -> None:
+        """Write that the run failed; where it had not begun, what the folder says of earlier rounds is kept."""
+        if self._progress is not None:
+            self.write_summary(*self._progress, "failed", reason)
+            return
+        path = self.folder / "summary.json"
+        try:
+            former = json.loads(path.read_text())
+        except (OSError, ValueError, RecursionError):
+            former = None
+        begun = self._summary(rounds, None, "failed", reason) | (former if isinstance(former, dict) else {})
+        self._store(begun | {"status": "failed", "reason": reason})
+
     def _write(self) -> None:
         assert self._outcome is not None
-        write_text(self.folder / "summary.json", json.dumps(_plain(self._summary(*self._outcome)), indent=1))
+        self._store(self._summary(*self._outcome))
 
-    def _summary(self, rounds: int, state: FederationState, status: str, reason: str) -> dict[str, Any]:
-        records = state.records
+    def _store(self, summary: Mapping[str, Any]) -> None:
+        write_text(self.folder / "summary.json", json.dumps(_plain(summary), indent=1))
+
+    def _summary(self, rounds: int, state: FederationState | None, status: str, reason: str) -> dict[str, Any]:
+        records = [] if state is None else state.records
         measured = [r for r in records if "accuracy/received" in r.metrics and r.round > 0]
         last = measured[-1] if measured else (records[-1] if records else RoundRecord(0))
         best = max(measured, key=lambda r: r.metrics["accuracy/received"], default=last)
@@ -129,7 +149,7 @@ class ResultFiles:
             "status": status,
             "reason": reason,
             "rounds": rounds,
-            "rounds_done": state.round,
+            "rounds_done": 0 if state is None else state.round,
             "protocol": PROTOCOL,
             "last": {"round": last.round, **last.metrics},
             "best": {
@@ -144,6 +164,7 @@ class ResultFiles:
                 for record in records
                 if record.info.get("dropped_clients")
             },
+            "remarks": remarks(records),
             "seconds": seconds,
             **self.facts,
         }
@@ -159,9 +180,21 @@ class ResultFiles:
         if not known or set(record.metrics) - set(known["metrics"]) or set(record.clients) - set(known["clients"]):
             self._write_tables(records)
         elif self.write_csv:
-            for table, lines in self._lines([record]).items():
+            lines = self._lines([record])
+            if any(self._size(table) != self._sizes.get(table) for table in lines):  # removed or changed meanwhile
+                self._write_tables(records)
+                return
+            for table, text in lines.items():
                 with open(self.folder / f"{table}.csv", "a", newline="") as file:
-                    file.write(lines)
+                    file.write(text)
+                self._sizes[table] = self._size(table)
+
+    def _size(self, table: str) -> int:
+        """Return the bytes in a table's file, -1 where there is none."""
+        try:
+            return (self.folder / f"{table}.csv").stat().st_size
+        except FileNotFoundError:
+            return -1
 
     def _write_tables(self, records: Sequence[RoundRecord]) -> None:
         self._columns = {
@@ -173,6 +206,7 @@ class ResultFiles:
         for table, lines in self._lines(records).items():
             header = ["round", *(["client"] if table == "clients" else []), *self._columns[table]]
             write_text(self.folder / f"{table}.csv", _csv([header]) + lines)
+            self._sizes[table] = self._size(table)
 
     def _lines(self, records: Sequence[RoundRecord]) -> dict[str, str]:
         metrics = ([r.round, *(_cell(r.metrics.get(c)) for c in self._columns["metrics"])] for r in records)

@@ -36,7 +36,7 @@ class Progress:
         """Open the bar."""
         self.active = plan.fabric.is_global_zero
         self._work = plan.weights.tolist()
-        self._start, self._first, self._rounds = time.perf_counter(), state.round, plan.rounds
+        self._start, self._first, self._rounds = 0.0, state.round, plan.rounds
         if self.active and sys.stderr is not None and sys.stderr.isatty():
             own = sum(self._work[client] for client in plan.sharding.clients)
             left = (plan.rounds - state.round) * plan.participation * own
@@ -45,9 +45,12 @@ class Progress:
             self.bar.set_description(f"round {state.round}/{plan.rounds}")
 
     def on_round_start(self, round_number: int, sent: Tensor) -> None:
-        """Name the round."""
+        """Name the round; the first one starts the clock: what comes before would be counted for every round."""
+        began, self._start = self._start, self._start or time.perf_counter()
         if self.bar is not None:
             with contextlib.suppress(OSError):
+                if not began:
+                    self.bar.reset()
                 self.bar.set_description(f"round {round_number}/{self._rounds}")
 
     def on_client_delivered(self, row: int, client: int, model: Tensor) -> None:
@@ -60,7 +63,7 @@ class Progress:
         """Print the round's line, and after the first one when the run should end."""
         if not self.active:
             return
-        elapsed = time.perf_counter() - self._start
+        elapsed = time.perf_counter() - self._start if self._start else 0.0
         done = record.round - self._first
         line = f"round {record.round}/{plan.rounds}  {_accuracies(record)}"
         if record.round > self._first and done > 0:

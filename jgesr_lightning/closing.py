@@ -1,0 +1,57 @@
+"""What a run says when it ends: its result, what to know about it, and the commands that lead on."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from jgesr_lightning.records import RoundRecord, remarks
+
+KINDS = ("received", "trained")
+
+
+def closing_lines(records: Sequence[RoundRecord], folder: Path, rounds: int, finished: bool) -> list[str]:
+    """Return the last lines of a run.
+
+    Args:
+        records: one a round, round 0 included.
+        folder: the run's folder.
+        rounds: rounds that the run was to have.
+        finished: whether it had them all.
+    """
+    measured = [record for record in records if record.round > 0 and "accuracy/received" in record.metrics]
+    lines = []
+    if measured:
+        lines += _accuracies(measured[-1])
+        if finished:
+            best = max(measured, key=lambda record: record.metrics["accuracy/received"])
+            value = f"{100 * best.metrics['accuracy/received']:.2f} %"
+            lines.append(f"  best for orientation, chosen on the test set: round {best.round}, received {value}")
+    lines += [f"note: {remark['text']}" for remark in remarks(records)]
+    lines.append(f"results: {folder}")
+    program, place = _program(), shlex.quote(str(folder))
+    if finished:
+        lines.append(f"next: {program} report {place}   (or figures, table)")
+        lines.append(f"more rounds: {program} train {place}/config.yaml resume=auto rounds={2 * rounds}")
+    else:
+        lines.append(f"go on: {program} train {place}/config.yaml resume=auto")
+    return lines
+
+
+def _accuracies(record: RoundRecord) -> list[str]:
+    """Return the accuracies of a round, one line a kind of model."""
+    clients = len(next(iter(record.clients.values()), []))
+    lines = [f"accuracy after round {record.round}, mean over {clients} clients:"]
+    for kind in KINDS:
+        values = [record.metrics.get(f"accuracy/{kind}{ending}") for ending in ("", "_weighted", "_worst")]
+        if None not in values:
+            plain, weighted, worst = (f"{100 * float(value or 0):.2f} %" for value in values)
+            lines.append(f"  {kind:8}  {plain}   (by test samples {weighted}, worst client {worst})")
+    return lines
+
+
+def _program() -> str:
+    """Return how this program was called, as one would type it."""
+    return "jgesr" if Path(sys.argv[0]).name == "jgesr" else "python -m jgesr_lightning"

@@ -1,0 +1,129 @@
+"""How runs end that nobody foresaw would: in the summary, in one line, with what was saved."""
+
+import json
+
+import pytest
+import torch
+import yaml
+
+from jgesr_lightning import cli
+from jgesr_lightning.callbacks.files import ResultFiles
+from jgesr_lightning.callbacks.wandb_log import WandbLog
+from jgesr_lightning.failure import describe
+from jgesr_lightning.training.stacked import StackedEngine
+from tests.processes import TINY
+
+FAULTS = {
+    "a bug": (ZeroDivisionError("division by zero"), "ZeroDivisionError: division by zero; "),
+    "memory": (torch.OutOfMemoryError("CUDA out of memory. Tried 2 GiB"), "out of memory (CUDA out of memory); "),
+    "nothing said": (KeyError(), "KeyError; "),
+}  # fmt: skip
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    monkeypatch.delenv("JGESR_DEBUG", raising=False)
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump({**TINY, "output_dir": str(tmp_path / "runs")}))
+    return path
+
+
+def summary(config):
+    return json.loads((config.parent / "runs" / "tiny" / "summary.json").read_text())
+
+
+def fail_in_round(monkeypatch, number, error):
+    whole = StackedEngine.train
+
+    def train(self, round_number, *args, **kwargs):
+        if round_number == number:
+            raise error
+        return whole(self, round_number, *args, **kwargs)
+
+    monkeypatch.setattr(StackedEngine, "train", train)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_unforeseen_error_is_one_line_a_failed_summary_and_says_where(fault, config, capsys, monkeypatch):
+    error, expected = FAULTS[fault]
+    fail_in_round(monkeypatch, 2, error)
+    codes = []
+    monkeypatch.setattr(WandbLog, "close", lambda self, exit_code: codes.append(exit_code))
+    run = config.parent / "runs" / "tiny"
+    assert cli.main(["train", str(config)]) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("error: " + expected.removesuffix("; "))
+    assert last.endswith(
+        f"the last checkpoint is {run}/checkpoint/round_00001 (resume=auto goes on from there); "
+        f"where it happened: {run}/traceback.txt"
+    )
+    assert (summary(config)["status"], summary(config)["rounds_done"]) == ("failed", 1)
+    assert summary(config)["reason"] in last
+    assert type(error).__name__ in (run / "traceback.txt").read_text()
+    assert codes == [1]
+    monkeypatch.undo()
+    assert cli.main(["train", str(config), "resume=auto"]) == 0
+    assert (summary(config)["status"], summary(config)["reason"]) == ("finished", "")
+
+
+def test_a_failure_before_the_first_round_keeps_what_the_summary_said(config, capsys, monkeypatch):
+    assert cli.main(["train", str(config)]) == 0
+    before = summary(config)
+    monkeypatch.setattr("jgesr_lightning.build.build_engine", lambda *_: 1 / 0)
+    assert cli.main(["train", str(config), "resume=auto", "rounds=4"]) == 1
+    assert "round_00003 (resume=auto goes on from there)" in capsys.readouterr().err
+    after = summary(config)
+    assert (after["status"], after["reason"][:17]) == ("failed", "ZeroDivisionError")
+    assert after["last"] == before["last"]
+
+
+def test_a_failure_of_a_fresh_run_before_its_first_round(config, monkeypatch):
+    monkeypatch.setattr("jgesr_lightning.build.build_engine", lambda *_: 1 / 0)
+    assert cli.main(["train", str(config)]) == 1
+    assert (summary(config)["status"], summary(config)["rounds_done"]) == ("failed", 0)
+    assert summary(config)["reason"].endswith("no round was saved")
+    assert summary(config)["config"]["rounds"] == 3
+
+
+def test_an_interruption_is_a_failed_run(config, monkeypatch):
+    fail_in_round(monkeypatch, 2, KeyboardInterrupt())
+    assert cli.main(["train", str(config)]) == 130
+    assert (summary(config)["status"], summary(config)["reason"]) == ("failed", "interrupted")
+
+
+def test_uploads_that_are_all_worthless_fail_the_run(config, capsys):
+    assert cli.main(["train", str(config), "local.lr=1e30", "runtime.precision=32-true"]) == 1
+    assert ": nothing usable arrived: every upload" in capsys.readouterr().err
+    assert summary(config)["status"] == "failed"
+    assert "nothing usable arrived" in summary(config)["reason"]
+
+
+def test_the_traceback_is_shown_where_asked_for(config, monkeypatch):
+    fail_in_round(monkeypatch, 1, ZeroDivisionError())
+    monkeypatch.setenv("JGESR_DEBUG", "1")
+    with pytest.raises(RuntimeError, match="ZeroDivisionError; no round was saved"):
+        cli.main(["train", str(config)])
+
+
+@pytest.mark.parametrize("table", ["metrics", "clients"])
+def test_a_table_that_is_removed_or_emptied_comes_back_whole(table, config, monkeypatch):
+    path = config.parent / "runs" / "tiny" / f"{table}.csv"
+    whole = ResultFiles.on_round_end
+
+    def on_round_end(self, plan, state, record, watch):
+        if record.round == 1:
+            path.unlink()
+        if record.round == 2:
+            path.write_text("")
+        whole(self, plan, state, record, watch)
+
+    monkeypatch.setattr(ResultFiles, "on_round_end", on_round_end)
+    assert cli.main(["train", str(config)]) == 0
+    lines = path.read_text().splitlines()
+    assert lines[0].startswith("round,")
+    per_round = 5 if table == "clients" else 1
+    assert [int(line.split(",")[0]) for line in lines[1:]] == [r for r in range(4) for _ in range(per_round)]
+
+
+def test_only_the_first_line_of_an_error_is_told():
+    assert describe(RuntimeError("one\ntwo")) == "RuntimeError: one"
