@@ -126,7 +126,8 @@ def make_dataset(
         test: the same of the test part; None where there is none.
         classes: name of each class.
         source: file or folder that messages name.
-        optional: train_clients, test_clients, clients, left_out of RawDataset.
+        optional: train_clients, test_clients, clients, left_out of RawDataset. Names may be those of files: what no
+            text file can hold in one line is written as an escape.
 
     Raises:
         DataError: inputs, labels and classes do not fit together.
@@ -134,12 +135,21 @@ def make_dataset(
     """
     inputs, labels = train
     test_inputs, test_labels = (inputs[:0], labels[:0]) if test is None else test
+    optional["clients"] = tuple(map(printable, optional.get("clients", ())))
+    optional["left_out"] = printable(optional.get("left_out", ""))
     try:
         if test is not None and len(test_inputs) == 0:
             raise DataError(f"{name}: there are no test samples")
         numbers = statistics(inputs) if inputs.ndim in (2, 4) and len(inputs) else (torch.zeros(0), torch.zeros(0))
         return RawDataset(
-            name, inputs, labels.long(), test_inputs, test_labels.long(), tuple(classes), *numbers, **optional
+            name,
+            inputs,
+            labels.long(),
+            test_inputs,
+            test_labels.long(),
+            tuple(map(printable, classes)),
+            *numbers,
+            **optional,
         )
     except DataError as error:
         raise error if source is None else DataError(f"{source}: {error}") from None
@@ -179,6 +189,15 @@ def _chunks(inputs: Tensor, indices: Tensor | None) -> Iterator[Tensor]:
     where = torch.arange(len(inputs)) if indices is None else indices
     for part in where.split(CHUNK):
         yield inputs.index_select(0, part).transpose(0, 1).flatten(1)
+
+
+def printable(text: str) -> str:
+    r"""Return a text with escapes for line breaks, controls and bytes that are no UTF-8.
+
+    >>> printable("a\nb\udcff"), printable("ünï, x")
+    ('a\\nb\\udcff', 'ünï, x')
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def summary_of(left_out: Sequence[str]) -> str:

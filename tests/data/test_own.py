@@ -149,6 +149,14 @@ def test_the_place_must_be_given_and_exist(tmp_path, monkeypatch, name):
     assert not missing.exists() and not (tmp_path / ".cache").exists()
 
 
+def test_names_that_no_text_file_can_hold_are_escaped(tmp_path):
+    for name in (b"a\xff", b"b\nc", "ünï, x".encode()):
+        save_image(tmp_path / os.fsdecode(name) / "0.png", PIXELS[0])
+    dataset = load_dataset("folder", tmp_path)
+    assert dataset.classes == ("a\\udcff", "b\\nc", "ünï, x")
+    "".join(dataset.classes).encode()
+
+
 def test_half_a_tree_and_a_single_class_are_refused(tree, tmp_path):
     (tmp_path / "half").mkdir()
     tree.rename(tmp_path / "half" / "train")
