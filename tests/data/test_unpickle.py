@@ -116,3 +116,43 @@ def test_the_opcodes_are_pythons():
     from jgesr_lightning.data.unpickle import OPCODES
 
     assert {opcode.name for opcode in pickletools.opcodes} >= OPCODES
+
+
+def as_python_2_wrote_it(data, labels, names):
+    """Return a batch in the opcodes of Python 2's cPickle, protocol 2, as the published files have them."""
+    places = iter(range(1_000_000))
+
+    def put():
+        place = next(places)
+        return b"q" + bytes([place]) if place < 256 else b"r" + place.to_bytes(4, "little")
+
+    def text(value):
+        size = bytes([len(value)]) if len(value) < 256 else len(value).to_bytes(4, "little")
+        return (b"U" if len(value) < 256 else b"T") + size + value + put()
+
+    def whole(value):
+        return b"K" + bytes([value]) if value < 256 else b"M" + value.to_bytes(2, "little")
+
+    array = b"cnumpy.core.multiarray\n_reconstruct\n" + put() + b"cnumpy\nndarray\n" + put() + b"K\x00\x85" + put()
+    array += text(b"b") + b"\x87" + put() + b"R" + put() + b"(K\x01" + whole(data.shape[0]) + whole(data.shape[1])
+    array += b"\x86" + put() + b"cnumpy\ndtype\n" + put() + text(b"u1") + b"K\x00K\x01\x87" + put() + b"R" + put()
+    array += b"(K\x03" + text(b"|") + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00t" + put() + b"b\x89"
+    array += text(data.tobytes()) + b"t" + put() + b"b"
+    content = b"\x80\x02}" + put() + b"(" + text(b"batch_label") + text(b"training batch 1 of 5")
+    content += text(b"labels") + b"]" + put() + b"(" + b"".join(map(whole, labels)) + b"e"
+    content += text(b"data") + array + text(b"filenames") + b"]" + put() + b"(" + b"".join(map(text, names)) + b"eu."
+    return content
+
+
+def test_a_published_batch_is_read():
+    rng = np.random.default_rng(0)
+    data, labels = rng.integers(0, 256, (400, 3072), dtype=np.uint8), rng.integers(0, 10, 400).tolist()
+    names = [f"leptodactylus_pentadactylus_s_{i:06d}.png".encode() for i in range(400)]
+    content = as_python_2_wrote_it(data, labels, names)
+    reference = pickle.loads(content, encoding="latin1")  # the opcodes are Python's: its own unpickler reads them
+    assert np.array_equal(reference["data"], data)
+    found = load_arrays(content)
+    assert found.keys() == reference.keys()
+    assert np.array_equal(array_of(found["data"]), data)
+    assert found["labels"] == reference["labels"] == labels
+    assert found["filenames"] == reference["filenames"]
