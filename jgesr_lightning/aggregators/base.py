@@ -25,6 +25,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from jgesr_lightning.graph.passes import column_means
 from jgesr_lightning.regularisers import Proximal, Regulariser
 
 logger = logging.getLogger(__name__)
@@ -278,11 +279,7 @@ def _filler(upload: Upload, mask: Tensor, columns: slice) -> Tensor:
     """Return what stands where nothing arrived, for some columns: (P, c) or (1, c)."""
     if upload.previous is not None:
         return upload.previous[:, columns]
-    arrived = torch.where(mask[:, columns], upload.received[:, columns], 0).to(torch.float64)
-    shares = upload.weights.to(arrived.device)[:, None] * mask[:, columns]
-    total = shares.sum(0, keepdim=True)
-    mean = (shares * arrived).sum(0, keepdim=True) / total.clamp_min(torch.finfo(torch.float64).tiny)
-    return mean.to(upload.received.dtype)
+    return column_means(upload.received[:, columns], mask[:, columns], upload.weights).to(upload.received.dtype)
 
 
 def complete(upload: Upload) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,8 +27,7 @@ def reduced_gram(
     Returns:
         G (P, P) float64 on the CPU, and s.
     """
-    with np.errstate(over="ignore", invalid="ignore"):  # seen to below
-        plain = reduce(gram(models, minus=minus, mask=mask)).cpu()
+    plain = reduce(gram(models, minus=minus, mask=mask)).cpu()
     if bool(torch.isfinite(plain).all()) and float(plain.diagonal().max()) > 1e-200:
         return plain, 1.0
     # Halves, since the difference of two finite numbers may itself overflow.
@@ -51,7 +49,8 @@ def sq_distances(models: Tensor, reduce: Reduce) -> Tensor:
     """
     # Relative to the first model, so that what all have in common does not eat the digits.
     found, scale = reduced_gram(models, reduce, minus=models[0])
-    return (distances_from_gram(found) * scale * scale).clamp_max(1e300)
+    distances: Tensor = distances_from_gram(found) * scale * scale
+    return distances.clamp_max(1e300)
 
 
 def cosines(models: Tensor, reduce: Reduce, *, minus: Tensor | None = None) -> Tensor:
@@ -65,6 +64,6 @@ def cosines(models: Tensor, reduce: Reduce, *, minus: Tensor | None = None) -> T
         minus: (P, d) or (d,), subtracted.
     """
     found, _ = reduced_gram(models, reduce, minus=minus)
-    similarity = cosine_from_gram(found)
+    similarity: Tensor = cosine_from_gram(found)
     similarity.diagonal().copy_(found.diagonal() > 0)
     return similarity

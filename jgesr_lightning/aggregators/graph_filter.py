@@ -8,8 +8,7 @@ import torch
 
 from jgesr_lightning.aggregators.base import Aggregate, Upload, complete
 from jgesr_lightning.aggregators.geometry import sq_distances
-from jgesr_lightning.aggregators.learned_graph import LearnedGraph
-from jgesr_lightning.checks import one_of
+from jgesr_lightning.aggregators.learned_graph import LearnedGraph, edges
 from jgesr_lightning.graph import filter_signals, learn_graph
 
 
@@ -38,22 +37,16 @@ class GraphFilter(LearnedGraph):
         mu: float = 1.0,
         fidelity: str = "shares",
     ) -> None:
-        super().__init__(alpha, beta, gamma, mu)
-        one_of("fidelity", fidelity, ("shares", "scaled", "uniform"))
-        self.fidelity = fidelity
+        super().__init__(alpha, beta, gamma, mu, fidelity)
 
     def aggregate(self, upload: Upload) -> Aggregate:
         """Return the filtered models and the learnt graph."""
-        count, constants = len(upload.clients), self.penalties
+        constants = self.problem
         models = upload.received if upload.mask is None else complete(upload)
         graph = learn_graph(sq_distances(models, upload.reduce), constants.alpha, constants.beta, constants.gamma)
-        fidelity = {
-            "shares": upload.weights,
-            "scaled": count * upload.weights,
-            "uniform": torch.ones_like(upload.weights),
-        }[self.fidelity]
-        smooth = filter_signals(models, graph, fidelity, constants.alpha, constants.mu, mask=upload.mask, start=models)
+        z = self.weights(upload)
+        smooth = filter_signals(models, graph, z, constants.alpha, constants.mu, mask=upload.mask, start=models)
         if upload.mask is not None:
             smooth = torch.where(upload.mask.any(0), smooth, models)
-        info = {"edges": int((graph > 0).sum()) // 2, "fidelity": self.fidelity}
+        info = {"edges": edges(graph), "fidelity": self.fidelity}
         return Aggregate(smooth, graph, info)

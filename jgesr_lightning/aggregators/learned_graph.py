@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
-from jgesr_lightning.aggregators.base import Aggregator
-from jgesr_lightning.checks import number
+import torch
+from torch import Tensor
+
+from jgesr_lightning.aggregators.base import Aggregate, Aggregator, Upload, no_reduce
+from jgesr_lightning.checks import number, one_of
+from jgesr_lightning.graph.problem import Problem
 from jgesr_lightning.regularisers import Regulariser
-from jgesr_lightning.solvers import Penalties
+from jgesr_lightning.solvers import PDCA, Alternating, Models, Solution
+
+FIDELITIES = ("shares", "scaled", "uniform")
+INITS = ("received", "previous")
+SCOPES = ("model", "layer")
+STOPS = ("step", "stationarity")
 
 
 class LearnedGraph(Aggregator):
-    """Base of `jgesr`, `two_step` and `graph_filter`: the constants of their joint objective J.
+    """Base of `jgesr`, `two_step` and `graph_filter`: the settings of their joint objective J, and its weights Z.
 
     Args:
         alpha: weight of the smoothness over the graph.
@@ -19,6 +29,8 @@ class LearnedGraph(Aggregator):
         gamma: weight of the sum of the edges.
         mu: weight of the fidelity to what arrived; and of the proximal term of the clients' local training, as the
             paper prints it, unless the run's `local.proximal_mu` says otherwise.
+        fidelity: what Z holds: "shares" (zeta, as printed), "scaled" (P zeta for P participants: mean one; a weight
+            above 2 rho / mu makes the fixed step diverge), "uniform".
 
     Raises:
         ValueError: a setting out of range, with its name.
@@ -27,14 +39,108 @@ class LearnedGraph(Aggregator):
     mixing: ClassVar[bool] = False
     min_clients: ClassVar[int] = 2
 
-    def __init__(self, alpha: float, beta: float, gamma: float, mu: float) -> None:
+    def __init__(self, alpha: float, beta: float, gamma: float, mu: float, fidelity: str) -> None:
         super().__init__()
         number("alpha", alpha, at_least=0)
         number("beta", beta, above=0)
         number("gamma", gamma, at_least=0)
         number("mu", mu, above=0)
-        self.penalties = Penalties(alpha, beta, gamma, mu)
+        one_of("fidelity", fidelity, FIDELITIES)
+        self.problem = Problem(alpha, beta, gamma, mu)
+        self.fidelity = fidelity
 
     def client_terms(self, proximal_mu: float | None = None) -> tuple[Regulariser, ...]:
         """Return the proximal term ``mu/2 ||x - psi_k||^2``; `proximal_mu` None means the server's own `mu`."""
-        return super().client_terms(self.penalties.mu if proximal_mu is None else proximal_mu)
+        return super().client_terms(self.problem.mu if proximal_mu is None else proximal_mu)
+
+    def weights(self, upload: Upload) -> Tensor:
+        """Return the diagonal of Z, (P,) float64 on the device of what arrived."""
+        zeta = upload.weights.to(upload.received.device, torch.float64)
+        if self.fidelity == "uniform":
+            return torch.ones_like(zeta)
+        return zeta * len(zeta) if self.fidelity == "scaled" else zeta
+
+
+class JointlySolved(LearnedGraph):
+    """Base of `jgesr` and `two_step`, which minimise J by a solver.
+
+    Args:
+        alpha, beta, gamma, mu, fidelity: see `LearnedGraph`.
+        init: start from what was "received", or from the "previous" models (those received where there are none).
+        graph_scope: one graph for the "model", or one for each "layer".
+        solver: what minimises J.
+        settings: further settings that `info` repeats.
+    """
+
+    def __init__(
+        self,
+        alpha: float,
+        beta: float,
+        gamma: float,
+        mu: float,
+        fidelity: str,
+        init: str,
+        graph_scope: str,
+        solver: PDCA | Alternating,
+        settings: dict[str, Any],
+    ) -> None:
+        super().__init__(alpha, beta, gamma, mu, fidelity)
+        one_of("init", init, INITS)
+        one_of("graph_scope", graph_scope, SCOPES)
+        self.init, self.graph_scope, self.solver = init, graph_scope, solver
+        self.settings = {**settings, "fidelity": fidelity, "init": init, "graph_scope": graph_scope}
+
+    @torch.no_grad()
+    def aggregate(self, upload: Upload) -> Aggregate:
+        """See `Aggregator`; `graph` is the learnt adjacency, its mean over layers by columns for one graph a layer."""
+        if self.graph_scope == "layer" and upload.layers is None:
+            raise ValueError("graph_scope is 'layer', which needs `layers`: the number of columns of each layer")
+        layers = upload.layers if self.graph_scope == "layer" else None
+        models = Models(
+            self.problem.pulled(upload.received, self.weights(upload), upload.mask),
+            layers,
+            None if upload.reduce is no_reduce else upload.reduce,
+            start=upload.previous if self.init == "previous" else None,
+            previous=upload.previous,
+        )
+        (solution,) = self.solver.solve(models)
+        graphs = torch.from_numpy(solution.graphs)
+        info = {**self.settings, **described(solution)}
+        if layers is None:
+            return Aggregate(models.result(), graphs[0], info)
+        graph = mean_graph(graphs, layers, upload)
+        info["edges"] = edges(graph)
+        return Aggregate(models.result(), graph, info, graphs)
+
+
+def mean_graph(graphs: Tensor, layers: Sequence[int], upload: Upload) -> Tensor:
+    """Return the mean of one graph a layer, weighted by their columns, over all processes."""
+    widths = upload.reduce(torch.tensor(layers, dtype=torch.float64, device=upload.received.device)).cpu()
+    shares = widths / widths.sum() if float(widths.sum()) > 0 else torch.full_like(widths, 1 / len(widths))
+    graph = (shares[:, None, None] * graphs).sum(0)
+    return (graph + graph.T) / 2  # the order of a sum may differ between its entries
+
+
+def edges(graph: Tensor) -> int:
+    """Return the number of edges of a graph."""
+    return int((graph.triu(1) > 0).sum())
+
+
+def described(solution: Solution) -> dict[str, Any]:
+    """Return how J was minimised, as plain numbers."""
+    info = {
+        "iterations": solution.iterations,
+        "converged": solution.converged,
+        "reason": solution.reason,
+        "step_norm": solution.step_norm,
+        "objective": solution.objective,
+        "objective_rose": solution.rose,
+        "stationarity_models": solution.stationarity[0],
+        "stationarity_graph": solution.stationarity[1],
+        "edges": edges(torch.from_numpy(solution.graphs[0])),
+        "newton_steps": solution.newton_steps,
+        "solver_seconds": solution.seconds,
+    }
+    if solution.rho == solution.rho:  # alternating minimisation has no step
+        info.update(rho=solution.rho, backtracks=solution.backtracks, restarts=solution.restarts)
+    return info

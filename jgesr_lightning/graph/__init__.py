@@ -86,7 +86,6 @@ from jgesr_lightning.graph.laplacian import (
 from jgesr_lightning.graph.learning import GraphNotConverged, learn_graph
 from jgesr_lightning.graph.objective import (
     Split,
-    Terms,
     difference_of_convex,
     gradient_graph,
     gradient_signals,
@@ -94,6 +93,7 @@ from jgesr_lightning.graph.objective import (
     objective_terms,
     smoothness,
 )
+from jgesr_lightning.graph.problem import Terms
 from jgesr_lightning.graph.prox import prox_log_degree
 
 __all__ = [

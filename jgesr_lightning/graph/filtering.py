@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from jgesr_lightning.graph.gram import chunk_columns
+from jgesr_lightning.graph.arrays import hidden
 from jgesr_lightning.graph.laplacian import a_matrix, laplacian, of_rows
+from jgesr_lightning.graph.passes import chunks, work_dtype
 
 _GROWTH = 1e4  # of rounding, in a column's gaps, from which they are not solved for directly
 
@@ -72,15 +73,13 @@ def filter_signals(
             of_rows(name, given, rows, size)
     if mask is not None and mask.dtype != torch.bool:
         raise ValueError(f"mask must be of type bool; got {mask.dtype}")
-    work = torch.promote_types(X.dtype, torch.float32)
-    F = filter_matrix(W.to(X.device), weights, alpha, mu)
-    result = torch.empty_like(X, memory_format=torch.contiguous_format)
     z = weights.to(X.device, torch.float64)[..., None]
-    copies = 1 if mask is None else 8  # of a chunk, that `solve_columns` keeps
-    chunk = chunk_columns(copies * X.shape[:-1].numel(), X.device)
     L = (2 * alpha / mu) * laplacian(W.to(X.device, torch.float64))
-    for begin in range(0, X.shape[-1], chunk):
-        columns = slice(begin, begin + chunk)
+    inverse = torch.linalg.inv(torch.diag_embed(z[..., 0]) + L)
+    F = inverse * z.mT
+    result = torch.empty_like(X, memory_format=torch.contiguous_format)
+    copies = 1 if mask is None else 8  # of a chunk, that `solve_columns` keeps
+    for _, columns in chunks((size,), copies * X.shape[:-1].numel(), X.device):
         part = X[..., columns].to(torch.float64)
         if mask is None:
             shared = part.mean(-2, keepdim=True)
@@ -89,73 +88,85 @@ def filter_signals(
             arrived = mask[..., columns]
             part = torch.where(arrived, part, 0)
             first = part if start is None else start[..., columns].to(torch.float64)
-            smooth = solve_columns(L, F, z, arrived, part, first)
-        result[..., columns] = smooth.to(work)
+            smooth = solve_columns(L, inverse, z, arrived, z * part, first)
+        result[..., columns] = smooth.to(work_dtype(X))
     return result
 
 
-def solve_columns(L: Tensor, F: Tensor, z: Tensor, arrived: Tensor, x: Tensor, start: Tensor) -> Tensor:
-    r"""Return psi with ``(M_j Z + L) psi_j = M_j Z x_j`` in every column j.
+def solve_columns(
+    L: Tensor,
+    inverse: Tensor,
+    z: Tensor,
+    arrived: Tensor,
+    right: Tensor,
+    start: Tensor,
+    *,
+    always: Tensor | float = 0.0,
+) -> Tensor:
+    r"""Return psi with ``(M_j Z + A + L) psi_j = right_j`` in every column j.
 
-    The solution is the filter without gaps, :math:`F = (Z + L)^{-1} Z`, of x with its gaps S filled by the solution:
+    With :math:`B = (Z + A + L)^{-1}` the solution is that without gaps, its gaps S filled by the solution:
 
-    .. math:: \psi = F (M x) + F_{:S}\, \psi_S, \qquad (I - F_{SS})\, \psi_S = (F M x)_S
+    .. math:: \psi = B\, r + (B Z)_{:S}\, \psi_S, \qquad (I - (B Z)_{SS})\, \psi_S = (B\, r)_S
 
-    a system as small as the gaps of the column are few; columns with equally many are solved in one batch. F is
-    non-negative with rows that sum to one, so the inverse of the small matrix is non-negative, too, and its image of
-    ones is how much it magnifies rounding. Where that is much, or without bound (a part of the graph that delivered
-    nothing of the column), conjugate gradients from `start` take over.
+    a system as small as the gaps of the column are few; columns with equally many are solved in one batch. B Z is
+    non-negative with rows that sum to at most one, so the inverse of the small matrix is non-negative, too, and its
+    image of ones is how much it magnifies rounding. Where that is much, or without bound (a part of the graph that
+    delivered nothing of the column), conjugate gradients from `start` take over; on an accelerator, where nothing is
+    looked at, they do it all.
 
     Args:
         L: (..., K, K) Laplacian, scaled.
-        F: (..., K, K).
-        z: (..., K, 1).
+        inverse: B, (..., K, K).
+        z: (..., K, 1) what a gap takes from the diagonal.
         arrived: M (..., K, c) bool.
-        x: (..., K, c) float64, zero where nothing arrived.
+        right: (..., K, c) float64.
         start: (..., K, c) first guess.
+        always: A, (K, 1): what a gap does not take from the diagonal.
     """
-    if x.ndim > 2:
-        each = (a.expand(*x.shape[:-2], *a.shape[-2:]).flatten(0, -3) for a in (L, F, z, arrived, x, start))
-        return torch.stack([solve_columns(*one) for one in zip(*each, strict=True)]).view_as(x)
-    psi = F @ x
+    if hidden(right):
+        return conjugate_gradients(L, inverse, always + z * arrived, right, start)
+    if right.ndim > 2:
+        each = (
+            a.expand(*right.shape[:-2], *a.shape[-2:]).flatten(0, -3) for a in (L, inverse, z, arrived, right, start)
+        )
+        return torch.stack([solve_columns(*one, always=always) for one in zip(*each, strict=True)]).view_as(right)
+    rows = len(right)
+    F = inverse * z.mT
+    psi = inverse @ right
     gaps = (~arrived).sum(0)
-    hard = gaps == len(x)
+    hard = gaps == rows
     for k in range(1, int(gaps.amax()) + 1 if gaps.numel() else 0):
         columns = (gaps == k).nonzero()[:, 0]
-        if k == len(x) or len(columns) == 0:
+        if k == rows or len(columns) == 0:
             continue
         missing = (~arrived[:, columns]).mT.nonzero()[:, 1].view(-1, k)
-        small = torch.eye(k, dtype=F.dtype, device=F.device) - F[missing[:, :, None], missing[:, None, :]]
+        small = torch.eye(k, dtype=F.dtype) - F[missing[:, :, None], missing[:, None, :]]
         known = psi[missing, columns[:, None]]
         solved, singular = torch.linalg.solve_ex(small, torch.stack([known, torch.ones_like(known)], -1))
         filled, growth = solved.unbind(-1)
         psi[:, columns] += F @ torch.zeros_like(psi[:, columns]).scatter_(0, missing.mT, filled.mT)
         hard[columns] = (singular != 0) | ~(growth.abs().amax(-1) < _GROWTH)
     if bool(hard.any()):
-        psi[:, hard] = conjugate_gradients(L, F / z.mT, z, arrived[:, hard], x[:, hard], start[:, hard])
+        scale = always + z * arrived[:, hard]
+        psi[:, hard] = conjugate_gradients(L, inverse, scale, right[:, hard], start[:, hard])
     return psi
 
 
-def conjugate_gradients(
-    L: Tensor, preconditioner: Tensor, z: Tensor, arrived: Tensor, x: Tensor, start: Tensor
-) -> Tensor:
-    """Return what `solve_columns` returns, iteratively, from `start`: exact after p + 1 steps with p gaps.
-
-    `preconditioner` is the inverse of Z + L.
-    """
-    scale = z * arrived
+def conjugate_gradients(L: Tensor, preconditioner: Tensor, scale: Tensor, right: Tensor, start: Tensor) -> Tensor:
+    """Return psi with ``(scale + L) psi = right``, iteratively, from `start`: exact after p + 1 steps with p gaps."""
     psi = start.clone()
-    residual = scale * (x - psi) - L @ psi
+    residual = right - scale * psi - L @ psi
     ahead = preconditioner @ residual
     direction = ahead
     energy = (residual * ahead).sum(-2, keepdim=True)
     # Below this a residual is the rounding of the terms it is the difference of; following it would lead astray where
     # the system is singular (a part of the graph that delivered nothing of a column).
-    terms = (scale * (x.abs() + psi.abs()) + L.abs() @ psi.abs()).square().sum(-2, keepdim=True)
+    terms = (right.abs() + scale * psi.abs() + L.abs() @ psi.abs()).square().sum(-2, keepdim=True)
     bound = preconditioner.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]  # on its largest eigenvalue
     goal = (4 * torch.finfo(energy.dtype).eps) ** 2 * bound * terms
-    for _ in range(x.shape[-2] + 5):
-        if not bool((energy > goal).any()):
+    for _ in range(right.shape[-2] + 5):
+        if not hidden(energy) and not bool((energy > goal).any()):
             break
         image = scale * direction + L @ direction
         curvature = (direction * image).sum(-2, keepdim=True)

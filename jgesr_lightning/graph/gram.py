@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from jgesr_lightning.graph.arrays import Array, of, positive_part, set_diagonal
 from jgesr_lightning.graph.laplacian import a_matrix
+from jgesr_lightning.graph.passes import chunks
 
-Array = npt.NDArray[Any]
-
-_CHUNK_BYTES_CPU = 1 << 22  # in the last-level cache; smaller ones cost more in calls than nearer caches save
-_ONE_BLAS_THREAD = "1" in (os.environ.get("OPENBLAS_NUM_THREADS"), os.environ.get("OMP_NUM_THREADS"))
 _TINY = 1e-30  # a smaller sum of squares in float32 has lost terms
-_CHUNK_BYTES_ACCELERATOR = 1 << 26  # few launches, and still far less than the matrix itself
-
-
-def chunk_columns(rows: int, device: torch.device) -> int:
-    """Return how many columns to take at a time, so that `rows` of them in float64 make one chunk on `device`."""
-    size = _CHUNK_BYTES_CPU if device.type == "cpu" else _CHUNK_BYTES_ACCELERATOR
-    columns = size // (8 * max(1, rows))
-    return columns // 1024 * 1024 if columns >= 1024 else max(256, columns // 256 * 256)
+_BLOCK = 4096  # columns of one product: what single precision sums before the sum goes on in double
 
 
 def gram(X: Tensor, *, minus: Tensor | None = None, mask: Tensor | None = None, chunk: int | None = None) -> Tensor:
@@ -47,129 +33,41 @@ def gram(X: Tensor, *, minus: Tensor | None = None, mask: Tensor | None = None, 
         ValueError: `X` is not a floating-point matrix.
     """
     a_matrix("X", X)
-    rows, size = X.shape[-2:]
-    chunk = chunk or chunk_columns(X.shape[:-1].numel(), X.device)
-    total = torch.zeros(*X.shape[:-1], rows, dtype=torch.float64, device=X.device)
-    for start in range(0, size, chunk):
-        columns = slice(start, start + chunk)
+    total = torch.zeros(*X.shape[:-1], X.shape[-2], dtype=torch.float64, device=X.device)
+    for _, columns in chunks((X.shape[-1],), X.shape[:-1].numel(), X.device, chunk):
         part = X[..., columns].to(torch.float64)
         if minus is not None:
             part = part - minus[..., columns]
         if mask is not None:
             part = torch.where(mask[..., columns], part, 0)
-        total = total + self_product(part)
-    return (total + total.mT) / 2
+        total = total + part @ part.mT
+    symmetric: Tensor = (total + total.mT) / 2
+    return symmetric
 
 
 def self_product(part: Tensor) -> Tensor:
-    """Return ``part @ part.mT`` in float64; float32 products are summed in float32 on a CPU, in float64 elsewhere.
+    """Return ``part @ part.mT`` of (..., K, c) in float64; on a CPU, blocks of float32 are summed in float32.
 
-    On a CPU with few threads numpy does it: its matrix product sees that both factors are one and computes half (twice
-    as fast at K = 20). Elsewhere float32 is widened first, since its products may be rounded to ten bits there (TF32).
+    Elsewhere float32 is widened first, since its products may be rounded to ten bits there (TF32).
     """
-    if numpy_is_faster(part):
-        return torch.from_numpy(self_product_array(part.numpy()))
-    if part.device.type == "cpu" and part.dtype == torch.float32:
-        total = (part @ part.mT).to(torch.float64)
+    if part.dtype == torch.float32 and part.device.type == "cpu":
+        blocks = part.split(_BLOCK, -1)
+        total = torch.stack([(block @ block.mT).to(torch.float64) for block in blocks]).sum(0)
         norms = total.diagonal(dim1=-2, dim2=-1)
-        if part.shape[-1] == 0 or (float(norms.min()) > _TINY and float(norms.max()) < float("inf")):
+        if part.numel() == 0 or (float(norms.min()) > _TINY and float(norms.max()) < float("inf")):
             return total
     wide = part.to(torch.float64)
     return wide @ wide.mT
 
 
-@np.errstate(over="ignore", invalid="ignore")
-def self_product_array(part: Array) -> Array:
-    """Return ``part @ part.T`` in float64 for a (K, c) array, on the calling thread; see `self_product`."""
-    total = np.zeros((len(part), len(part)))
-    for block in _blocks(part, len(part)):
-        total += block @ block.T
-    norms = total.diagonal()
-    if part.dtype == np.float64 or part.size == 0 or (norms.min() > _TINY and norms.max() < np.inf):
-        return total
-    return self_product_array(part.astype(np.float64))  # squares beyond the range of float32
-
-
-def row_combinations(coefficients: Tensor, part: Tensor, out: Tensor) -> Tensor:
-    """Write ``coefficients @ part``, float64 (M, K) times (K, c), into `out` (M, c), of the dtype of `part`; return it.
-
-    In that dtype on a CPU; elsewhere in float64, see `self_product`.
-    """
-    if part.device.type != "cpu":
-        return out.copy_(coefficients @ part.to(torch.float64))
-    coefficients = coefficients.to(part.dtype)
-    if not numpy_is_faster(part):
-        return torch.mm(coefficients, part, out=out)
-    combine_arrays(coefficients.numpy(), part.numpy(), out.numpy())
-    return out
-
-
-def combine_arrays(coefficients: Array, part: Array, out: Array) -> None:
-    """Write ``coefficients @ part`` into `out`, arrays of one type, on the calling thread."""
-    for source, target in zip(_blocks(part, len(part)), _blocks(out, len(part)), strict=True):
-        np.matmul(coefficients, source, out=target)
-
-
-def row_squares(part: Tensor) -> Tensor:
-    """Return the squared norms of the rows of (K, c): (K,) float64; sums over a row are in the type of `part`."""
-    if part.device.type == "cpu" and not part.requires_grad:
-        return torch.from_numpy(row_squares_array(part.numpy()))
-    squares: Tensor = torch.linalg.vecdot(part, part)
-    return squares.to(torch.float64)
-
-
-@np.errstate(over="ignore", invalid="ignore")
-def row_squares_array(part: Array) -> Array:
-    """Return the squared norms of the rows of a (K, c) array in float64; see `row_squares`."""
-    squares = np.asarray((part[:, None, :] @ part[:, :, None])[:, 0, 0], dtype=np.float64)
-    if part.dtype == np.float64 or not np.isinf(squares).any():
-        return squares
-    return row_squares_array(part.astype(np.float64))  # beyond the range of float32
-
-
-class Scratch:
-    """Buffers that a pass over chunks uses again and again: pages are mapped once, and stay in the cache."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._memory: dict[str, Tensor] = {}
-
-    def take(self, name: str, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
-        """Return the contiguous (rows, columns) buffer of that name; its contents are whatever was left there."""
-        memory = self._memory.get(name)
-        if memory is None or memory.numel() < rows * columns or memory.dtype != dtype:
-            memory = torch.empty(rows * columns, dtype=dtype, device=self._device)
-            self._memory[name] = memory
-        return memory[: rows * columns].view(rows, columns)
-
-
-def numpy_is_faster(part: Tensor) -> bool:
-    """Whether products of `part` (K, c) with small matrices are better left to numpy than to torch."""
-    if part.device.type != "cpu" or part.requires_grad or part.ndim != 2:
-        return False
-    return part.shape[0] < 64 and torch.get_num_threads() <= 2 and part.dtype in (torch.float32, torch.float64)
-
-
-def _blocks(array: Array, rows: int) -> list[Array]:
-    """Cut (K, c) into columns so few that numpy's BLAS multiplies them with `rows` rows on the calling thread.
-
-    Its own threads know nothing of torch's number of threads, and on a machine that is busy otherwise they wait for
-    each other a thousandfold.
-    """
-    if _ONE_BLAS_THREAD:
-        return [array]
-    width = 1 << max(0, ((1 << 19) // rows**2).bit_length() - 1)
-    return [array[:, start : start + width] for start in range(0, array.shape[1], width)]
-
-
-def distances_from_gram(G: Tensor) -> Tensor:
+def distances_from_gram(G: Array) -> Array:
     """Return squared distances ``G_mm + G_nn - 2 G_mn``: (..., K, K), symmetric, non-negative, zero diagonal.
 
     Rounding is relative to the largest G: centre the rows (``gram(X, minus=X.mean(0))``) if they share a large part.
     """
-    norms = G.diagonal(dim1=-2, dim2=-1)
-    distances = (norms[..., :, None] + norms[..., None, :] - (G + G.mT)).clamp_min(0)
-    return distances.masked_fill(torch.eye(G.shape[-1], dtype=torch.bool, device=G.device), 0)
+    norms = _diagonal(G)
+    distances = norms[..., :, None] + norms[..., None, :] - (G + G.swapaxes(-1, -2))
+    return set_diagonal(positive_part(distances), 0.0)
 
 
 def with_shared(augmented: Tensor) -> Tensor:
@@ -178,11 +76,12 @@ def with_shared(augmented: Tensor) -> Tensor:
     return augmented[..., :-1, :-1] + by_shared[..., :, None] + by_shared[..., None, :] + augmented[..., -1:, -1:]
 
 
-def cosine_from_gram(G: Tensor) -> Tensor:
+def cosine_from_gram(G: Array) -> Array:
     """Return cosines ``G_mn / sqrt(G_mm G_nn)`` in [-1, 1]: (..., K, K); a zero row has cosine 0, with itself too."""
-    norms = G.diagonal(dim1=-2, dim2=-1).clamp_min(0).sqrt()
-    inverse = torch.where(norms > 0, 1 / norms, 0)
-    return (G * (inverse[..., :, None] * inverse[..., None, :])).clamp(-1, 1)
+    xp = of(G)
+    norms = positive_part(_diagonal(G) * 1) ** 0.5
+    inverse = xp.where(norms > 0, 1 / xp.where(norms > 0, norms, 1.0), 0.0)
+    return xp.clip(G * (inverse[..., :, None] * inverse[..., None, :]), -1.0, 1.0)
 
 
 def pairwise_sq_distances(X: Tensor, *, chunk: int | None = None) -> Tensor:
@@ -191,4 +90,9 @@ def pairwise_sq_distances(X: Tensor, *, chunk: int | None = None) -> Tensor:
     The rows' mean is taken out before multiplying, so a large part that all share costs no digits.
     """
     a_matrix("X", X)
-    return distances_from_gram(gram(X, minus=X.mean(-2, keepdim=True), chunk=chunk))
+    distances: Tensor = distances_from_gram(gram(X, minus=X.mean(-2, keepdim=True), chunk=chunk))
+    return distances
+
+
+def _diagonal(G: Array) -> Array:
+    return G.diagonal(0, -2, -1)

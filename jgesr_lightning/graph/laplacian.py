@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from jgesr_lightning.graph.arrays import Array, set_diagonal
+
 
 def a_tensor(name: str, value: object) -> None:
     """Raise ValueError unless `value` is a tensor."""
@@ -31,6 +33,23 @@ def of_rows(name: str, value: object, rows: int, columns: int | None = None) -> 
         raise ValueError(f"{name} must have shape (..., {wanted}); got {tuple(value.shape)}")
 
 
+def symmetric_part(name: str, matrix: object) -> Tensor:
+    """Return that of a (..., K, K) tensor as (N, K, K) float64, diagonal zero; ValueError for another."""
+    a_tensor(name, matrix)
+    assert isinstance(matrix, Tensor)
+    if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2]:
+        raise ValueError(f"{name} must have shape (..., K, K); got {tuple(matrix.shape)}")
+    nodes = matrix.shape[-1]
+    if nodes < 2:
+        raise ValueError(f"{name}: a graph needs at least 2 nodes; got {nodes}")
+    given = matrix.detach().to(torch.float64).reshape(-1, nodes, nodes)
+    symmetric = (given + given.mT) * 0.5
+    symmetric.diagonal(dim1=-2, dim2=-1).zero_()
+    if not bool(symmetric.isfinite().all()):
+        raise ValueError(f"{name} holds values that are not finite")
+    return symmetric
+
+
 def degrees(W: Tensor) -> Tensor:
     r"""Return :math:`\deg = W 1`: (..., K)."""
     return W.sum(-1)
@@ -45,14 +64,14 @@ def degrees_adjoint(lam: Tensor) -> Tensor:
     return pairs.masked_fill(torch.eye(lam.shape[-1], dtype=torch.bool, device=lam.device), 0)
 
 
-def laplacian(W: Tensor) -> Tensor:
-    r"""Return :math:`L = \mathrm{diag}(W 1) - W`: (..., K, K), dtype and device of `W`.
+def laplacian(W: Array) -> Array:
+    r"""Return :math:`L = \mathrm{diag}(W 1) - W`: (..., K, K), of the type of `W`, a tensor or an array.
 
     Its adjoint is `distances_from_gram`: ``<laplacian(W), G> = <w, d>`` over edges, with d the squared distances that
-    the Gram matrix G holds. The diagonal of `W` cancels.
+    the Gram matrix G holds. The diagonal of `W` is taken for zero.
     """
-    a_tensor("W", W)
-    return torch.diag_embed(degrees(W)) - W
+    off = set_diagonal(-W, 0.0)
+    return set_diagonal(off, -off.sum(-1))
 
 
 def normalized_adjacency(W: Tensor) -> Tensor:

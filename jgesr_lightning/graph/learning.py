@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import warnings
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from jgesr_lightning.graph.prox import Array, prox_arrays, symmetric_part
+from jgesr_lightning.graph.arrays import Array, blind, enter, host, leave, of, set_diagonal
+from jgesr_lightning.graph.laplacian import symmetric_part
+from jgesr_lightning.graph.prox import Prox, prox
 
-_MAX_ROUNDS = 60
+_MAX_ROUNDS, _BLIND_ROUNDS = 60, 14
 _PRECISION = 1e-12
 _ACCEPTED = 1e-6  # failure of the optimality conditions, relative to their terms, that goes without a warning
 _DEAREST = 1e8  # times the median cost: dearer edges count as this, since double precision cannot tell their weights
@@ -47,67 +48,73 @@ def learn_graph(sq_distances: Tensor, alpha: float, beta: float, gamma: float) -
     """
     if not (beta > 0 and alpha >= 0 and gamma >= 0 and math.isfinite(alpha + beta + gamma)):
         raise ValueError(f"beta must be positive, alpha and gamma non-negative; got {beta}, {alpha}, {gamma}")
-    cost = alpha * symmetric_part("sq_distances", sq_distances) + gamma
-    off = ~np.eye(cost.shape[-1], dtype=bool)
-    if not (cost[:, off] > 0).all():
+    cost = enter(alpha * symmetric_part("sq_distances", sq_distances) + gamma)
+    least, most = set_diagonal(cost * 1, math.inf).min(), set_diagonal(cost * 1, 0.0).max()
+    if not least > 0:
         raise ValueError("every edge needs a positive cost alpha d + gamma, or the minimum does not exist")
-    W, _ = learn_arrays(cost, beta)
-    left = _optimality(np.minimum(cost, _DEAREST * _typical(cost)), W, beta)
+    W = learn(cost, beta, careful=True).W
+    left = _failure(of(cost).minimum(cost, _DEAREST * _typical(cost)), W, beta)
     if left > _ACCEPTED:
         warnings.warn(
-            f"learn_graph has not converged: edges cost between {cost[:, off].min():.1e} and {cost[:, off].max():.1e}, "
+            f"learn_graph has not converged: edges cost between {least:.1e} and {most:.1e}, "
             f"too far apart for double precision; the optimality conditions fail by {left:.1e} of their terms",
             GraphNotConverged,
             stacklevel=2,
         )
-    return torch.from_numpy(W).view(sq_distances.shape).to(sq_distances.device)
+    return leave(W).reshape(sq_distances.shape)
 
 
 def _typical(cost: Array) -> Array:
-    """Return the median cost of an edge, (B, 1, 1)."""
-    return np.asarray(np.median(cost[:, ~np.eye(cost.shape[-1], dtype=bool)], axis=-1)[:, None, None], np.float64)
+    """Return the median cost of an edge, (N, 1, 1)."""
+    nodes, xp = cost.shape[-1], of(cost)
+    ordered = xp.sort(set_diagonal(cost * 1, -math.inf).reshape(len(cost), -1), -1)
+    ordered = (ordered if xp is not torch else ordered.values)[:, nodes:]
+    edges = ordered.shape[-1]
+    return ((ordered[:, (edges - 1) // 2] + ordered[:, edges // 2]) / 2)[:, None, None]
 
 
-def _optimality(cost: Array, W: Array, beta: float) -> float:
+def _failure(cost: Array, W: Array, beta: float) -> float:
     """Return how far the optimality conditions fail at the worst edge, relative to the size of their terms."""
-    off = ~np.eye(cost.shape[-1], dtype=bool)
     inverse = beta / W.sum(-1)
     gain = inverse[:, :, None] + inverse[:, None, :]
-    gradient = ((cost - gain) / (cost + gain))[:, off]
-    worst: float = np.where(W[:, off] > 0, np.abs(gradient), -gradient).max()
-    return worst
+    gradient = set_diagonal((cost - gain) / (cost + gain), 0.0)
+    return float(of(W).where(W > 0, abs(gradient), -gradient).max())
 
 
-def learn_arrays(cost: Array, beta: float, start: Array | None = None) -> tuple[Array, int]:
-    r"""Return (W, Newton steps): the minimiser of :math:`\langle w, c \rangle - \beta \sum \log \deg` for a batch.
+def learn(cost: Array, beta: float, start: Array | None = None, *, careful: bool = False) -> Prox:
+    r"""Return the minimisers of :math:`\langle w, c \rangle - \beta \sum \log \deg` for a batch.
 
     Proximal-point iteration: each round is one exact prox around the last graph, ``rho (w+ - w)`` is what is left of
     the gradient, and rho falls tenfold a round, which makes convergence superlinear.
 
     Args:
-        cost: c, (B, K, K) symmetric, positive off the diagonal.
+        cost: c, (N, K, K) symmetric, positive off the diagonal.
         beta: weight of the log barrier.
-        start: (B, K, K) graph to start from, such as the solution for neighbouring costs; None: no edges.
+        start: (N, K, K) graph to start from, such as the solution for neighbouring costs; None: no edges.
+        careful: look even at an accelerator's numbers, so that the result is the solution.
     """
-    nodes = cost.shape[-1]
-    off = ~np.eye(nodes, dtype=bool)
+    xp, unseen = of(cost), blind(cost) and not careful
     # In units where the typical edge costs one and beta is one, the same schedule fits every instance.
     unit = _typical(cost)
-    cost = np.minimum(cost / unit, _DEAREST)
-    w = np.zeros_like(cost) if start is None else start * unit / beta
-    # Weights reach the inverse of the cheapest cost, so that is how weak the pull to the last graph has to get; but not
-    # so weak that the best edge of some node falls behind what the prox can still tell apart, 1e10 in its units.
-    best = np.where(off, cost, np.inf).min(-1)
-    floor = max(1e-8 * min(1.0, float(best.min())) ** 2, 1e-18 * float(best.max()) ** 2)
-    rho, dual, steps = 1.0, None, 0
-    for _ in range(_MAX_ROUNDS):
-        new, dual, taken = prox_arrays(w - cost / rho, 1.0, 0.0, rho, dual)
-        steps += taken
+    cost = set_diagonal(xp.minimum(cost / unit, _DEAREST + 0 * unit), 0.0)
+    w = 0 * cost if start is None else start * (unit / beta)
+    if unseen:
+        # So few and so mild rounds that no prox needs care, or that the graph is reported as not solved.
+        floor = 0.03
+    else:
+        # Weights reach the inverse of the cheapest cost, so that is how weak the pull to the last graph has to get; but
+        # not so weak that the best edge of a node falls behind what the prox can tell apart, 1e10 in its units.
+        best = host(xp.amin(set_diagonal(cost * 1, math.inf), -1))
+        floor = max(1e-8 * min(1.0, float(best.min())) ** 2, 1e-18 * float(best.max()) ** 2)
+    rho, dual, steps, solved = 1.0, None, 0, True
+    for _ in range(_BLIND_ROUNDS if unseen else _MAX_ROUNDS):
+        found = prox(w - cost / rho, 1.0, 0.0, rho, dual, careful=careful)
+        dual, steps, solved = found.dual, steps + found.steps, solved & found.solved
         # What is left of the gradient at an edge, beside the terms it is the difference of.
-        left = float((rho * np.abs(new - w) / (np.abs(cost) + dual[:, :, None] + dual[:, None, :]))[:, off].max())
-        w = new
-        if left <= _PRECISION:
+        terms = cost + dual[:, :, None] + dual[:, None, :]
+        left = xp.amax((rho * abs(found.W - w) / terms), (-1, -2))
+        w = found.W
+        if not unseen and left.max() <= _PRECISION:
             break
         rho = max(rho / 10, floor)
-    result: Array = w * (beta / unit)
-    return result, steps
+    return Prox(w * (beta / unit), dual, solved & (left <= 1e-10) if unseen else True, steps)

@@ -1,12 +1,6 @@
-r"""The joint objective term by term, its gradients, and the difference of convex functions it is split into.
+"""The joint problem as functions of the K x d models themselves: its value, gradients and split, in float64.
 
-.. math:: J(\Psi, w) = \underbrace{\tfrac\mu2 \|M * \Psi - X_r\|_Z^2}_{\text{fidelity}}
-          + \underbrace{\alpha \textstyle\sum_e w_e d_e(\Psi)}_{\text{smoothness}}
-          \underbrace{- \beta \textstyle\sum_k \log \deg_k(w)}_{\text{barrier}}
-          + \underbrace{\gamma \textstyle\sum_e w_e}_{\text{sparsity}}, \qquad w \ge 0
-
-Sums over e run over edges, each pair of clients once; W is symmetric with zero diagonal and holds every edge twice.
-Everything is computed in float64, differentiable, and batched over leading dimensions.
+Differentiable, and batched over leading dimensions. What they compute is said by `graph.problem.Problem`.
 """
 
 from __future__ import annotations
@@ -17,21 +11,8 @@ import torch
 from torch import Tensor
 
 from jgesr_lightning.graph.gram import pairwise_sq_distances
-from jgesr_lightning.graph.laplacian import a_matrix, degrees, laplacian, of_rows, upper_triangle
-
-
-class Terms(NamedTuple):
-    """The terms of J, each (...,) float64."""
-
-    fidelity: Tensor
-    smoothness: Tensor
-    barrier: Tensor
-    sparsity: Tensor
-
-    @property
-    def total(self) -> Tensor:
-        """J, their sum."""
-        return self.fidelity + self.smoothness + self.barrier + self.sparsity
+from jgesr_lightning.graph.laplacian import a_matrix, laplacian, of_rows, upper_triangle
+from jgesr_lightning.graph.problem import Problem, Terms
 
 
 def objective(
@@ -46,7 +27,8 @@ def objective(
     mu: float,
 ) -> Tensor:
     r"""Return J, (...,) float64: the sum of `objective_terms`, which see."""
-    return objective_terms(Psi, W, received, weights, mask, alpha, beta, gamma, mu).total
+    total: Tensor = objective_terms(Psi, W, received, weights, mask, alpha, beta, gamma, mu).total
+    return total
 
 
 def objective_terms(
@@ -87,30 +69,30 @@ def objective_terms(
     of_rows("weights", weights, rows)
     if mask is not None:
         of_rows("mask", mask, rows, size)
-    W = W.to(torch.float64)
-    weighted = _fidelity_residual(Psi, received, mask).square().sum(-1) * weights.to(W)
-    return Terms(
-        fidelity=mu / 2 * weighted.sum(-1),
-        smoothness=alpha * smoothness(Psi, W),
-        barrier=-beta * degrees(W).log().sum(-1),
-        sparsity=gamma * W.sum((-1, -2)) / 2,
+    squares = _residual(Psi, received, mask).square().sum(-1) * weights.to(Psi.device, torch.float64)
+    return Problem(alpha, beta, gamma, mu).terms(
+        [mu * squares.sum(-1)], pairwise_sq_distances(Psi), W.to(torch.float64)
     )
 
 
 def smoothness(Psi: Tensor, W: Tensor) -> Tensor:
     r"""Return :math:`\sum_e w_e d_e = \mathrm{tr}(\Psi^\top L \Psi) = \frac12 \mathrm{tr}(W D(\Psi))`: (...,)."""
     centred = _centre(Psi)
-    return (centred * (laplacian(W.to(torch.float64)) @ centred)).sum((-1, -2))
+    smooth: Tensor = (centred * (laplacian(W.to(torch.float64)) @ centred)).sum((-1, -2))
+    return smooth
 
 
 def gradient_signals(
     Psi: Tensor, W: Tensor, received: Tensor, weights: Tensor, mask: Tensor | None, alpha: float, mu: float
 ) -> Tensor:
     r"""Return :math:`\partial J / \partial \Psi = \mu M * (Z (M * \Psi - X_r)) + 2 \alpha L \Psi`: (..., K, d)."""
-    residual = _fidelity_residual(Psi, received, mask) * weights.to(Psi.device, torch.float64)[..., None]
-    if mask is not None:
-        residual = residual * mask
-    return mu * residual + 2 * alpha * (laplacian(W.to(torch.float64)) @ _centre(Psi))
+    away = _residual(Psi, received, mask)
+    z = mu * weights.to(Psi.device, torch.float64)[..., None]
+    problem = Problem(alpha, mu=mu)
+    S = problem.operator(W.to(torch.float64))
+    # L does not see what all rows share, whose digits would drown the differences.
+    gradient: Tensor = problem.gradient_models(_centre(Psi), S, [z], [away if mask is None else away * mask])
+    return gradient
 
 
 def gradient_graph(Psi: Tensor, W: Tensor, alpha: float, beta: float, gamma: float) -> Tensor:
@@ -118,9 +100,8 @@ def gradient_graph(Psi: Tensor, W: Tensor, alpha: float, beta: float, gamma: flo
 
     The derivative by an *edge* (both of its entries in W together): (..., K, K) float64, zero diagonal.
     """
-    inverse = 1 / degrees(W.to(torch.float64))
-    pairs = alpha * pairwise_sq_distances(Psi) - beta * (inverse[..., :, None] + inverse[..., None, :]) + gamma
-    return pairs.masked_fill(torch.eye(W.shape[-1], dtype=torch.bool, device=W.device), 0)
+    gradient: Tensor = Problem(alpha, beta, gamma).gradient_graph(pairwise_sq_distances(Psi), W.to(torch.float64))
+    return gradient
 
 
 class Split(NamedTuple):
@@ -159,12 +140,11 @@ def difference_of_convex(
     )
 
 
-def _fidelity_residual(Psi: Tensor, received: Tensor, mask: Tensor | None) -> Tensor:
+def _residual(Psi: Tensor, received: Tensor, mask: Tensor | None) -> Tensor:
     estimate = Psi.to(torch.float64)
     return (estimate if mask is None else torch.where(mask, estimate, 0)) - received.to(torch.float64)
 
 
 def _centre(Psi: Tensor) -> Tensor:
-    """Take out what all rows share: L does not see it, and its digits would drown the differences."""
     Psi = Psi.to(torch.float64)
     return Psi - Psi.mean(-2, keepdim=True)

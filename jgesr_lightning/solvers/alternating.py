@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jgesr_lightning.graph.learning import learn_arrays
-from jgesr_lightning.graph.prox import Array
-from jgesr_lightning.solvers.signals import Signals
-from jgesr_lightning.solvers.solution import Penalties, Solution, rises
+from jgesr_lightning.graph.arrays import blind, host, of, write_rows
+from jgesr_lightning.graph.gram import distances_from_gram
+from jgesr_lightning.solvers.models import Models
+from jgesr_lightning.solvers.solution import CARE, CONVERGED, MAX_ITER, RUNNING, Solution
+from jgesr_lightning.solvers.state import State, begun, chosen, resumed, solutions, stopped_where_stationary
+
+_LOOK = 4  # steps from one look at an accelerator's numbers to the next
 
 
 @dataclass(frozen=True)
@@ -22,55 +24,57 @@ class Alternating:
     objective trace is J(Psi_0, w_1), J(Psi_1, w_1), J(Psi_2, w_2), ...
 
     Attributes:
-        penalties: alpha, beta, gamma, mu; gamma positive.
-        eps: stop when ||Psi+ - Psi||_F < eps.
+        eps: what the stopping rule compares with.
         max_iter: stop after that many steps.
+        stop: "step": when ||Psi+ - Psi||_F < eps; "stationarity": when both of `Stationarity` are below eps.
         rounding: how much of its size J may rise by before it counts as having risen.
     """
 
-    penalties: Penalties
     eps: float = 1e-3
     max_iter: int = 100
+    stop: str = "step"
     rounding: float = 1e-9
 
-    def solve(self, signals: Signals, weights: Array) -> Solution:
-        """Alternate until the step is shorter than eps or `max_iter` is reached.
-
-        Args:
-            signals: the models; holds the solution afterwards.
-            weights: diagonal of Z, (K,) positive: the same that `signals` measures its residual with.
+    def solve(self, models: Models) -> tuple[Solution, ...]:
+        """Alternate; `models` holds the result afterwards. Return how each problem was solved.
 
         Raises:
             ValueError: what arrived is not finite.
         """
         begin = time.perf_counter()
-        penalties = self.penalties
-        start = signals.start()
-        residual = signals.residual() if start.residual is None else start.residual
-        distances, W = start.distances, None
-        objective: list[float] = []
-        newton_steps, step_norm = 0, math.inf
-        for _ in range(self.max_iter):
-            W, taken = learn_arrays(penalties.alpha * distances + penalties.gamma, penalties.beta, W)
-            newton_steps += taken
-            if not objective:
-                objective.append(penalties.objective(residual, distances, W))
-            laplacian = np.apply_along_axis(np.diag, -1, W.sum(-1)) - W
-            moments = signals.propose_filtered((2 * penalties.alpha / penalties.mu) * laplacian, weights)
-            signals.accept()
-            distances, step_norm = moments.distances, math.sqrt(moments.step_sq)
-            assert moments.residual is not None
-            objective.append(penalties.objective(moments.residual, distances, W))
-            if step_norm < self.eps:
-                break
-        assert W is not None
-        return Solution(
-            graphs=W,
-            iterations=len(objective) - 1,
-            reason="converged" if step_norm < self.eps else "max_iter",
-            step_norm=step_norm,
-            objective=objective,
-            rose=rises(objective, self.rounding),
-            seconds=time.perf_counter() - begin,
-            newton_steps=newton_steps,
-        )
+        with np.errstate(all="ignore"):  # what is not finite is refused
+            state = begun(models, self.max_iter)
+            while True:
+                reasons = host(state.reason)
+                if CARE in reasons:
+                    state = self.step(models, resumed(state), careful=True)
+                elif RUNNING in reasons:
+                    for _ in range(_LOOK if blind(state.W) else 1):
+                        state = self.step(models, state)
+                else:
+                    return solutions(models, state, self.rounding, time.perf_counter() - begin)
+
+    def step(self, models: Models, state: State, *, careful: bool = False) -> State:
+        """Return the next iterates, or the same ones with a reason to stop."""
+        problem, xp = models.problem, of(state.W)
+        found = problem.learnt_graph(state.D, state.W if state.newton_steps else None, careful=careful)
+        filtered = models.filter(problem.operator(found.W))
+        D, step_norm = distances_from_gram(filtered.gram), filtered.step[0] ** 0.5
+        value = problem.value(filtered.squares, D, found.W)
+        if not state.newton_steps:
+            state.trace[0] = problem.value(models.squares, state.D, found.W)
+        iterations = state.iterations + 1
+        write_rows(state.trace, iterations, value)
+        reason = xp.where(iterations >= self.max_iter, MAX_ITER + 0 * iterations, RUNNING + 0 * iterations)
+        if self.stop == "step":
+            reason = xp.where(step_norm < self.eps, CONVERGED + 0 * iterations, reason)
+        accepted = (state.reason == RUNNING) & found.solved
+        new = replace(
+            state, W=found.W, D=D, dual=found.dual, value=value, step_norm=step_norm, reason=reason,
+            iterations=iterations, newton_steps=state.newton_steps + found.steps,
+        )  # fmt: skip
+        cared = xp.where((state.reason == RUNNING) & ~accepted, CARE + 0 * iterations, state.reason)
+        whole = not blind(D) and bool(accepted.all())
+        models.accept(None if whole else accepted)
+        new = new if whole else chosen(accepted, new, replace(state, reason=cared, newton_steps=new.newton_steps))
+        return stopped_where_stationary(models, new, self.eps) if self.stop == "stationarity" else new

@@ -1,9 +1,9 @@
-r"""Entries missing: the iteration in d-space, one fused pass over the columns a step.
+"""The models as K x d columns: one fused pass over d a step.
 
 A step reads Psi, X_r and M once and writes the new Psi once, chunk by chunk, and takes from each chunk while it is in
-the cache the Gram matrix of the new Psi (for its distances), the length of the step and the fidelity residual of the
-old Psi. Two buffers of the size of the models alternate, so that a refused or non-finite step leaves the last one
-untouched; there is nothing of size K x K x d, and the mask stays bool.
+the cache the Gram matrix of the new Psi (for its distances), the length of the step and the fidelity. Two buffers of
+the size of the models alternate, so that a refused or non-finite step leaves the last one untouched; there is nothing
+of size K x K x d, and the mask stays bool.
 
 Psi is held less one row r that all share: neither L nor the difference Psi - X_r sees it, and in float32 it would cost
 the digits of what the clients' models differ by.
@@ -11,157 +11,227 @@ the digits of what the clients' models differ by.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from jgesr_lightning.graph.arrays import Array, enter, hidden, leave
 from jgesr_lightning.graph.filtering import solve_columns
-from jgesr_lightning.graph.gram import Scratch, numpy_is_faster, row_squares, self_product
-from jgesr_lightning.graph.prox import Array
-from jgesr_lightning.solvers.chunk import Chunk, Measured, residual_tensors, step_arrays, step_tensors
-from jgesr_lightning.solvers.signals import column_chunks
-from jgesr_lightning.solvers.uplink import Uplink
+from jgesr_lightning.graph.gram import self_product
+from jgesr_lightning.graph.passes import chunks, fill_gaps, work_dtype
+from jgesr_lightning.graph.problem import Problem
+from jgesr_lightning.solvers.form import Sums
+
+T = TypeVar("T", Tensor, None, Tensor | None)
 
 
 class Columns:
-    """Signals held as a K x d matrix; a `Part` of `Masked`.
+    """A `Form`.
 
     Args:
-        uplink: what arrived.
+        problem: with pulls of shape (B, K, d).
         layers: number of columns of each layer, for one graph a layer; (d,) for one graph.
-        columns: where they belong among all columns; None: they are all.
+        start: Psi_0, (B, K, d), or None to start from the first pull's target.
+        previous: (B, K, d) models that fill the gaps, or None; see `fill_gaps`.
+        places: which of all columns these are, to be copied; None: they are all.
     """
 
-    def __init__(self, uplink: Uplink, layers: Sequence[int], columns: Tensor | None = None) -> None:
-        self._uplink = uplink
-        self._columns = columns
-        self._layers = layers
-        size, device = uplink.received.shape, uplink.received.device
-        self._scratch = Scratch(device)
-        self._shared = torch.empty(size[1], dtype=uplink.dtype, device=device)
-        self._current = torch.empty(size, dtype=uplink.dtype, device=device)
-        self._other = torch.empty(size, dtype=uplink.dtype, device=device)
+    reduced = False
 
-    def begin(self) -> tuple[Tensor, Tensor]:
-        """See `Part`."""
-        uplink, device = self._uplink, self._shared.device
-        rows = len(uplink.received) + 1
-        total = torch.zeros(len(self._layers), rows, rows, dtype=torch.float64, device=device)
-        norms = torch.zeros(1, dtype=torch.float64, device=device)
-        stray = torch.zeros((), dtype=torch.bool, device=device)
-        for layer, columns in column_chunks(self._layers, rows, device):
-            part, arrived = uplink.filled(columns)
-            if uplink.mask is not None:
-                stray |= ~(torch.isfinite(uplink.received[:, columns]) | uplink.mask[:, columns]).all()
-            if uplink.start is not None:
-                part = uplink.start[:, columns].to(uplink.dtype)
-            shared = self._shared[columns]
-            torch.mean(part, 0, out=shared)
-            part = part - shared
-            self._current[:, columns] = part
-            total[layer] += self_product(torch.cat([part, shared[None]]).to(torch.float64))
-            norms += arrived.to(torch.float64).square().sum()
-        if bool(stray):  # not finite times zero is not zero: such noise has to go before a mask can be multiplied by
-            assert uplink.mask is not None
-            self._uplink = replace(uplink, received=torch.where(uplink.mask, uplink.received, 0))
-        if self._columns is not None:  # copies, not needed any more
-            self._uplink = replace(self._uplink, previous=None, start=None)
-        return total, norms
-
-    def step(self, pull: Array, smooth: Array, momentum: float, details: bool) -> Tensor:
-        """See `Part`."""
-        device = self._shared.device
-        clients, graphs = len(pull), len(self._layers)
-        in_numpy = numpy_is_faster(self._current)
-        towards = torch.from_numpy(pull).to(device, self._shared.dtype)[:, None]
-        across = torch.from_numpy(-smooth).to(device, self._shared.dtype if in_numpy else torch.float64)
-        step: Callable[..., Measured] = step_arrays if in_numpy else step_tensors
-        grams = torch.zeros(2 if details else 1, graphs, clients, clients, dtype=torch.float64, device=device)
-        squares = torch.zeros(3 if details else 2, clients, dtype=torch.float64, device=device)
-        sum_grams, sum_squares = (grams.numpy(), squares.numpy()) if in_numpy else (grams, squares)
-        combine = across.numpy() if in_numpy else across
-        with np.errstate(over="ignore", invalid="ignore"):  # such a step is refused by whoever reads its numbers
-            for layer, chunk in self._chunks(in_numpy):
-                done = step(chunk, towards, combine[layer], momentum, details)
-                sum_grams[0, layer] += done.gram
-                sum_squares[0] += done.residual
-                sum_squares[1] += done.step
-                if details:
-                    sum_grams[1, layer] += done.step_gram
-                    sum_squares[2] += done.masked_step
-        weights = self._uplink.weights
-        sums = torch.stack([squares[0] @ weights, squares[1].sum(), *(squares[2:] @ weights)])
-        return torch.cat([sums, grams.flatten()])
-
-    def _chunks(self, in_numpy: bool) -> Iterator[tuple[int, Chunk]]:
-        """Yield (layer, chunk): all a step touches, as numpy's arrays or torch's tensors on the same memory."""
-        rows, device = self._current.shape[0], self._shared.device
-        received, dtype = self._uplink.received, self._shared.dtype
-        whole: list[Any] = [self._current, self._other, self._shared, self._uplink.mask]
-        if in_numpy:
-            whole = [part if part is None else part.numpy() for part in whole]
-        psi, other, shared, mask = whole
-        for layer, columns in column_chunks(self._layers, (2 if in_numpy else 1) * rows, device):
-            width = columns.stop - columns.start
-            arrived = received[:, columns].to(dtype)
-            buffers = [self._scratch.take(name, rows, width, dtype) for name in ("base", "residual", "change")]
-            chunk = Chunk(
-                psi[:, columns],
-                other[:, columns],
-                arrived.numpy() if in_numpy else arrived,
-                shared[columns],
-                None if mask is None else mask[:, columns],
-                *(part.numpy() if in_numpy else part for part in buffers),
+    def __init__(
+        self,
+        problem: Problem,
+        layers: Sequence[int],
+        start: Tensor | None,
+        previous: Tensor | None = None,
+        places: Tensor | None = None,
+    ) -> None:
+        self._pulls, self._start, self._previous = problem.pulls, start, previous
+        if places is not None:
+            self._pulls = tuple(
+                replace(p, target=_some(p.target, places), mask=_some(p.mask, places)) for p in self._pulls
             )
-            yield layer, chunk
+            self._start, self._previous = _some(start, places), _some(previous, places)
+        self._problem, self._layers, self._places = problem, layers, places
+        first = self._pulls[0].target
+        self._problems, self._clients, size = first.shape
+        self._dtype, self._device = work_dtype(first), first.device
+        self._arithmetic = self._dtype if self._device.type == "cpu" else torch.float64
+        self._shared = torch.empty(self._problems, 1, size, dtype=self._dtype, device=self._device)
+        self._current = torch.empty(first.shape, dtype=self._dtype, device=self._device)
+        self._other = torch.empty_like(self._current)  # the iterate before, until a proposal overwrites it
+        self._weights = [pull.weights.to(self._arithmetic)[:, None] for pull in self._pulls]
 
-    def filter(self, smooth: Array, weights: Array) -> Tensor:
-        """See `Part`; exact in every column, see `solve_columns`."""
-        device, clients = self._shared.device, len(weights)
-        L = torch.from_numpy(smooth).to(device)
-        z = torch.from_numpy(weights).to(device)
-        F = torch.linalg.inv(torch.diag(z) + L) * z
-        grams = torch.zeros(len(self._layers), clients, clients, dtype=torch.float64, device=device)
-        squares = torch.zeros(2, dtype=torch.float64, device=device)
-        for layer, columns in column_chunks(self._layers, 8 * clients, device):
-            old = self._current[:, columns].to(torch.float64)
-            shared = self._shared[columns].to(torch.float64)
-            received = self._uplink.received[:, columns].to(torch.float64) - shared
-            mask = self._uplink.mask
-            arrived = torch.ones_like(received, dtype=torch.bool) if mask is None else mask[:, columns]
-            received = torch.where(arrived, received, 0)
-            new = solve_columns(L[layer], F[layer], z[:, None], arrived, received, old)
-            self._other[:, columns] = new
-            residual = torch.where(arrived, new - received, 0)
-            squares[0] += torch.linalg.vecdot(residual, residual) @ z
-            squares[1] += (new - old).square().sum()
-            grams[layer] += self_product(new)
-        return torch.cat([squares, grams.flatten()])
+    def begin(self) -> tuple[Tensor, Tensor, Tensor]:
+        """See `Form`."""
+        first, clients, problems = self._pulls[0], self._clients, self._problems
+        gram = self._zeros(problems, len(self._layers), clients + 1, clients + 1)
+        norms, sound = self._zeros(problems), torch.ones((), dtype=torch.bool, device=self._device)
+        for layer, columns in chunks(self._layers, 3 * clients * problems, self._device):
+            part = received = first.target[..., columns].to(self._dtype)
+            if first.mask is not None:
+                mask = first.mask[..., columns]
+                received = torch.where(mask, part, 0)
+                sound &= torch.isfinite(torch.where(mask, 0, part)).all()
+            if self._start is not None:
+                part = self._start[..., columns].to(self._dtype)
+            elif first.mask is not None:
+                part = fill_gaps(
+                    part, mask, first.weights, None if self._previous is None else self._previous[..., columns]
+                )
+            shared = part.mean(-2, keepdim=True)
+            self._shared[..., columns] = shared
+            self._current[..., columns] = part - shared
+            gram[:, layer] += self_product(torch.cat([part - shared, shared], -2).to(torch.float64))
+            norms += received.to(torch.float64).square().sum((-1, -2))
+        if first.mask is not None and (hidden(sound) or not bool(sound)):
+            # Not finite times zero is not zero: such noise has to go before a mask can be multiplied by.
+            self._pulls = (replace(first, target=torch.where(first.mask, first.target, 0)), *self._pulls[1:])
+        if self._places is not None:  # copies, not needed any more
+            self._start = self._previous = None
+        squares = self._zeros(len(self._pulls), problems)
+        for _, columns in self._chunks():
+            psi = self._current[..., columns].to(self._arithmetic)
+            self._add_squares(squares, self._away(psi, columns)[0])
+        return gram.flatten(0, 1), squares, norms[None]
 
-    def accept(self) -> None:
-        """See `Part`."""
+    def propose(self, S: Array, step: Array, momentum: Array | None, *, details: bool) -> Sums:
+        """See `Form`."""
+        across = leave(S).view(self._problems, -1, self._clients, self._clients)
+        across = (across * leave(step)[..., None]).to(self._arithmetic)
+        size = leave(step).to(self._arithmetic)
+        ahead = None if momentum is None else leave(momentum).to(self._arithmetic)
+        scaled = [weight * size for weight in self._weights]
+        sums = self._empty_sums(details)
+        for layer, columns in self._chunks():
+            psi = base = self._current[..., columns].to(self._arithmetic)
+            if ahead is not None:
+                base = psi + ahead * (psi - self._other[..., columns])
+            away, masks = self._away(base, columns)
+            change = self._problem.gradient_models(base, across[:, layer], scaled, away)
+            new = torch.sub(base, change, out=self._target(columns))
+            for difference, mask in zip(away, masks, strict=True):  # from Y to Psi+
+                difference.sub_(change) if mask is None else difference.addcmul_(mask, change, value=-1)
+            step = change if ahead is None else new - psi
+            self._note(sums, layer, columns, new, away, step, masks)
+        return Sums(*(None if part is None else enter(part) for part in sums))
+
+    def filter(self, S: Array) -> Sums:
+        """See `Form`; exact in every column, see `solve_columns`."""
+        across = leave(S).view(self._problems, -1, self._clients, self._clients)
+        z = self._pulls[0].weights[:, None]
+        always = sum((pull.weights for pull in self._pulls[1:]), torch.zeros_like(z[:, 0]))[:, None]
+        inverse = torch.linalg.inv(torch.diag_embed((z + always)[:, 0]) + across)
+        sums = self._empty_sums(details=False)
+        for layer, columns in chunks(self._layers, 8 * self._clients * self._problems, self._device):
+            old = self._current[..., columns].to(torch.float64)
+            away, masks = self._away(torch.zeros_like(old), columns)  # less the targets, zero in the gaps
+            pulled = [-pull.weights[:, None] * part for pull, part in zip(self._pulls, away, strict=True)]
+            right = torch.stack(pulled).sum(0)
+            mask = self._pulls[0].mask
+            arrived = torch.ones_like(old, dtype=torch.bool) if mask is None else mask[..., columns]
+            new = solve_columns(across[:, layer], inverse[:, layer], z, arrived, right, old, always=always)
+            self._other[..., columns] = new
+            away, masks = self._away(new, columns)
+            self._note(sums, layer, columns, new, away, new - old, masks)
+        return Sums(*(None if part is None else enter(part) for part in sums))
+
+    def _empty_sums(self, details: bool) -> Sums:
+        clients, graphs, pulls = self._clients, self._problems * len(self._layers), len(self._pulls)
+        each = [(pulls, self._problems), (1, self._problems), (graphs, clients, clients)]
+        shapes = [*each, each[0], each[2]] if details else each
+        return Sums(*(self._zeros(*shape) for shape in shapes))
+
+    def _note(
+        self,
+        sums: Sums,
+        layer: int,
+        columns: slice,
+        new: Tensor,
+        away: list[Tensor],
+        step: Tensor,
+        masks: list[Tensor | None],
+    ) -> None:
+        """Write the proposed columns, if that has not been done, and add what they come to."""
+        if new.dtype != self._dtype:
+            self._other[..., columns] = new
+        self._gram_of(sums.gram)[:, layer] += self_product(new)
+        self._add_squares(sums.squares, away)
+        sums.step[0] += _squares(step)
+        if sums.step_gram is not None and sums.step_squares is not None:
+            self._gram_of(sums.step_gram)[:, layer] += self_product(step)
+            self._add_squares(sums.step_squares, [step if mask is None else step * mask for mask in masks])
+
+    def _gram_of(self, grams: Tensor) -> Tensor:
+        return grams.view(self._problems, -1, self._clients, self._clients)
+
+    def _target(self, columns: slice) -> Tensor | None:
+        """Return where to write proposed columns, if they are computed in the type they are kept in."""
+        return self._other[..., columns] if self._arithmetic == self._dtype else None
+
+    def _add_squares(self, totals: Tensor, away: list[Tensor]) -> None:
+        for total, weight, difference in zip(totals, self._weights, away, strict=True):
+            total += _squares(difference, weight)
+
+    def _away(self, psi: Tensor, columns: slice) -> tuple[list[Tensor], list[Tensor | None]]:
+        """Return M_i * (psi - T_i) of each pull, psi being less the shared row; and M_i, widened.
+
+        To multiply by bools takes several times longer.
+        """
+        shared, away = self._shared[..., columns].to(psi.dtype), []
+        masks = [None if pull.mask is None else pull.mask[..., columns].to(psi.dtype) for pull in self._pulls]
+        for pull, mask in zip(self._pulls, masks, strict=True):
+            difference = psi - (pull.target[..., columns].to(psi.dtype) - shared)
+            away.append(difference if mask is None else difference.mul_(mask))
+        return away, masks
+
+    def accept(self, which: Array | None) -> None:
+        """See `Form`."""
+        if which is not None:
+            torch.where(leave(which)[:, None, None], self._other, self._current, out=self._other)
         self._current, self._other = self._other, self._current
 
-    def residual(self) -> Tensor:
-        """See `Part`; one more pass."""
-        total = torch.zeros(1, dtype=torch.float64, device=self._shared.device)
-        for _, chunk in self._chunks(in_numpy=False):
-            total += row_squares(residual_tensors(chunk, chunk.psi)) @ self._uplink.weights
-        return total
-
-    def release(self) -> None:
-        """See `Part`."""
-        self._uplink = Uplink(self._uplink.received.new_empty(0), self._uplink.weights)
-        del self._other
+    def gradient(self, S: Array) -> Array:
+        """See `Form`; one more pass."""
+        across = leave(S).view(self._problems, -1, self._clients, self._clients).to(self._arithmetic)
+        total = self._zeros(2 + len(self._pulls), self._problems)
+        for layer, columns in self._chunks():
+            psi = self._current[..., columns].to(self._arithmetic)
+            parts = [
+                across[:, layer] @ psi,
+                *(w * a for w, a in zip(self._weights, self._away(psi, columns)[0], strict=True)),
+            ]
+            for row, part in zip(total, [torch.stack(parts).sum(0), *parts], strict=True):
+                row += _squares(part)
+        return enter(total)
 
     def models(self, out: Tensor | None) -> Tensor:
-        """See `Part`."""
+        """See `Form`."""
+        del self._other
         self._current += self._shared
-        models = self._current.to(self._uplink.received.dtype)
-        if out is None or self._columns is None:
+        models = self._current.to(self._pulls[0].target.dtype)
+        if out is None or self._places is None:
             return models
-        return out.scatter_(1, self._columns.expand_as(models), models)
+        return out.index_copy_(2, self._places, models)
+
+    def _chunks(self) -> Iterator[tuple[int, slice]]:
+        return chunks(self._layers, 3 * self._clients * self._problems, self._device)
+
+    def _zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.float64, device=self._device)
+
+
+def _squares(part: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Return ``||part||_Z^2``, (B,) float64, Z = diag(weights) (K, 1); sums over a row are in the type of `part`."""
+    squares = torch.linalg.vecdot(part, part).to(torch.float64)
+    total: Tensor = squares.sum(-1) if weights is None else squares @ weights[:, 0].to(torch.float64)
+    if part.dtype == torch.float32 and not bool(total.isfinite().all()) and bool(part.isfinite().all()):
+        return _squares(part.to(torch.float64), weights)  # beyond its range
+    return total
+
+
+def _some(tensor: T, places: Tensor) -> T:
+    return None if tensor is None else tensor[..., places]

@@ -7,32 +7,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
-from jgesr_lightning.graph.prox import Array
-
-
-@dataclass(frozen=True)
-class Penalties:
-    """The constants of the joint objective J.
-
-    Attributes:
-        alpha: weight of the smoothness.
-        beta: weight of the log barrier.
-        gamma: weight of the sum of the edges.
-        mu: weight of the fidelity.
-    """
-
-    alpha: float = 0.05
-    beta: float = 1.0
-    gamma: float = 1.0
-    mu: float = 1.0
-
-    def objective(self, residual: float, distances: Array, W: Array) -> float:
-        """Return J from ||M * Psi - Xr||_Z^2, D(Psi) and W, summed over graphs; infinite where a client has no edge."""
-        deg = W.sum(-1)
-        barrier = -self.beta * float(np.log(deg).sum()) if deg.min() > 0 else math.inf
-        edges = (self.alpha * float(np.vdot(W, distances)) + self.gamma * float(deg.sum())) / 2
-        return self.mu / 2 * residual + edges + barrier
+RUNNING, CONVERGED, MAX_ITER, DIVERGED, NOT_FINITE, CARE = range(6)
+"""Why a problem stands still, as numbers that can be computed with: `CARE` until its prox has been looked after."""
+REASONS = {CONVERGED: "converged", MAX_ITER: "max_iter", DIVERGED: "diverged"}
 
 
 @dataclass(frozen=True)
@@ -47,28 +26,30 @@ class Solution:
         step_norm: last ||Psi+ - Psi||_F.
         objective: J at the start and after every step. The start's is infinite where a client had no edge.
         rose: whether J ever rose by more than rounding.
-        rho: inverse step at the end.
+        stationarity: how far the conditions of a stationary point fail, of models and graph; see `Stationarity`.
         seconds: of the iterations alone.
         newton_steps: of all prox evaluations together.
+        rho: inverse step at the end; not a number where there is none.
         backtracks: steps refused because rho was too small.
         restarts: extrapolated steps refused because J would have risen.
     """
 
-    graphs: Array
+    graphs: npt.NDArray[np.float64]
     iterations: int
     reason: str
     step_norm: float
     objective: list[float] = field(default_factory=list)
     rose: bool = False
-    rho: float = math.nan
+    stationarity: tuple[float, float] = (math.nan, math.nan)
     seconds: float = 0.0
     newton_steps: int = 0
+    rho: float = math.nan
     backtracks: int = 0
     restarts: int = 0
 
     @property
     def converged(self) -> bool:
-        """Whether the last step was shorter than eps."""
+        """Whether the stopping rule was met."""
         return self.reason == "converged"
 
 

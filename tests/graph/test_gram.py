@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from jgesr_lightning.graph import cosine_from_gram, distances_from_gram, gram, pairwise_sq_distances
-from jgesr_lightning.graph.gram import row_combinations, with_shared
+from jgesr_lightning.graph.gram import with_shared
 
 
 def plain_distances(X: torch.Tensor) -> torch.Tensor:
@@ -73,13 +73,6 @@ def test_cosines_of_a_zero_row_are_zero() -> None:
 def test_distances_from_a_gram_matrix_that_rounding_left_inconsistent_are_not_negative() -> None:
     G = torch.tensor([[1.0, 1.0 + 1e-15], [1.0 + 1e-15, 1.0]], dtype=torch.float64)
     assert float(distances_from_gram(G).min()) == 0
-
-
-def test_row_combinations_are_the_product_in_the_type_of_the_rows() -> None:
-    C = torch.randn(4, 4, dtype=torch.float64)
-    part = torch.randn(4, 40_000)
-    result = row_combinations(C, part, torch.empty_like(part))
-    torch.testing.assert_close(result.double(), C @ part.double(), rtol=1e-4, atol=1e-5)
 
 
 def test_gram_refuses_integers() -> None:

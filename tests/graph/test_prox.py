@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jgesr_lightning.graph import prox_log_degree
-from jgesr_lightning.graph.prox import prox_arrays
+from jgesr_lightning.graph.prox import prox
 
 SIX_DECADES = list(itertools.product((1e-3, 1.0, 1e3), repeat=3))
 THETAS = ("random", "negative", "equal", "zero", "huge", "tiny", "one edge")
@@ -117,10 +117,10 @@ def test_warm_starts_change_the_steps_and_not_the_result() -> None:
     saved = 0
     for seed in range(20):
         theta = theta_of("random", 20, seed).numpy()[None] * 10.0 ** rng.integers(-2, 3)
-        cold, _, cold_steps = prox_arrays(theta, 1.0, 1.0, 1.0)
-        _, dual, _ = prox_arrays(theta + 1e-4 * theta**2, 1.0, 1.0, 1.0)
-        warm, _, warm_steps = prox_arrays(theta, 1.0, 1.0, 1.0, dual)
-        wild, _, _ = prox_arrays(theta, 1.0, 1.0, 1.0, np.exp(rng.normal(0, 5, (1, 20))))
+        cold, _, _, cold_steps = prox(theta, 1.0, 1.0, 1.0)
+        dual = prox(theta + 1e-4 * theta**2, 1.0, 1.0, 1.0).dual
+        warm, _, _, warm_steps = prox(theta, 1.0, 1.0, 1.0, dual)
+        wild = prox(theta, 1.0, 1.0, 1.0, np.exp(rng.normal(0, 5, (1, 20)))).W
         scale = max(1.0, float(cold.max()))
         assert np.abs(warm - cold).max() < 1e-12 * scale
         assert np.abs(wild - cold).max() < 1e-12 * scale
@@ -134,7 +134,7 @@ def test_edges_that_cost_nearly_the_same_are_told_apart() -> None:
         if seed == 1233:  # a step goes from one kink of the dual to the next, twenty times and more
             theta = np.random.RandomState(seed).randn(20, 20) * 0.02
         theta = (theta + theta.T) / 2 - 3000.0
-        W = torch.from_numpy(prox_arrays(theta[None], 1.0, 0.0, 1.0)[0][0])
+        W = torch.from_numpy(prox(theta[None], 1.0, 0.0, 1.0).W[0])
         assert violation(W, torch.from_numpy(theta), 1.0, 0.0, 1.0) < 1e-10
 
 
@@ -143,16 +143,16 @@ def test_a_start_far_too_small_does_not_matter(seed: int) -> None:
     rng = np.random.default_rng(seed)
     X = 3 * rng.normal(size=(3, 5))[rng.integers(3, size=63)] + rng.normal(size=(63, 5))
     theta = -np.square(X[:, None] - X[None]).sum(-1) * 10.0 ** (2 + seed)
-    cold, _, _ = prox_arrays(theta[None], 1.0, 0.0, 1.0)
-    wild, _, steps = prox_arrays(theta[None], 1.0, 0.0, 1.0, np.ones((1, 63)))
+    cold = prox(theta[None], 1.0, 0.0, 1.0).W
+    wild, _, _, steps = prox(theta[None], 1.0, 0.0, 1.0, np.ones((1, 63)))
     assert steps < 200
     np.testing.assert_allclose(wild, cold, rtol=1e-8, atol=1e-12 * cold.max())
 
 
 def test_the_order_in_memory_does_not_matter() -> None:
     theta = theta_of("random", 5).numpy()
-    expected, _, _ = prox_arrays(theta[None], 1.0, 1.0, 1.0)
-    turned, _, _ = prox_arrays(np.asfortranarray(theta)[None], 1.0, 1.0, 1.0)
+    expected = prox(theta[None], 1.0, 1.0, 1.0).W
+    turned = prox(np.asfortranarray(theta)[None], 1.0, 1.0, 1.0).W
     np.testing.assert_array_equal(turned, expected)
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from jgesr_lightning.graph import filter_signals, learn_graph, objective, pairwise_sq_distances
-from jgesr_lightning.solvers import Alternating, Coefficients, Masked, Penalties
-from tests.solvers.test_pdca import federation, identity
+from jgesr_lightning.solvers import Alternating, Models
+from tests.solvers.test_pdca import federation, in_coefficients, posed
 
 
 def by_hand(received: torch.Tensor, z: np.ndarray, mask: torch.Tensor | None, start: torch.Tensor, rounds: int):
@@ -29,14 +29,14 @@ def test_is_learning_and_filtering_in_turn(missing) -> None:
     received, z = federation()
     mask = None
     if missing is None:
-        signals = Coefficients(received, z, (received.shape[1],), identity)
+        signals = in_coefficients(received, z)
     else:
         mask = torch.rand(received.shape, generator=torch.Generator().manual_seed(1)) >= missing
-        signals = Masked(received, z, (received.shape[1],), identity, mask=mask, previous=received + 0.1)
-    solution = Alternating(Penalties(), eps=0.0, max_iter=3).solve(signals, z)
+        signals = Models(posed(received, z, mask), previous=received + 0.1)
+    (solution,) = Alternating(eps=0.0, max_iter=3).solve(signals)
     start = received if mask is None else torch.where(mask, received, received + 0.1)
     psi, W, trace = by_hand(received, z, mask, start, 3)
-    torch.testing.assert_close(signals.models(), psi, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(signals.result(), psi, rtol=1e-8, atol=1e-9)
     np.testing.assert_allclose(solution.graphs[0], W.numpy(), rtol=1e-7, atol=1e-9)
     np.testing.assert_allclose(solution.objective, trace, rtol=1e-9)
     assert solution.reason == "max_iter"
@@ -45,8 +45,7 @@ def test_is_learning_and_filtering_in_turn(missing) -> None:
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 def test_objective_never_rises_and_it_stops(scale) -> None:
     received, z = federation()
-    signals = Coefficients(received * scale, z, (received.shape[1],), identity)
-    solution = Alternating(Penalties(), eps=1e-6, max_iter=200).solve(signals, z)
+    (solution,) = Alternating(eps=1e-6, max_iter=200).solve(in_coefficients(received * scale, z))
     assert all(b <= a + 1e-10 * max(1, abs(a)) for a, b in itertools.pairwise(solution.objective))
     assert solution.converged
     assert solution.step_norm < 1e-6
@@ -57,4 +56,4 @@ def test_values_that_are_not_finite_are_an_error() -> None:
     received, z = federation()
     received[0, 0] = torch.inf
     with pytest.raises(ValueError, match="not finite"):
-        Alternating(Penalties()).solve(Coefficients(received, z, (received.shape[1],), identity), z)
+        Alternating().solve(in_coefficients(received, z))

@@ -8,10 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jgesr_lightning.solvers import PDCA, Alternating, Masked, Penalties, Solution, pdca_as_printed
+from jgesr_lightning.graph.problem import Problem
+from jgesr_lightning.solvers import PDCA, Alternating, Models, Solution
+from jgesr_lightning.solvers.coefficients import Coefficients, common_patterns
 from jgesr_lightning.solvers.columns import Columns
-from jgesr_lightning.solvers.patterns import Patterns, common_patterns
-from tests.solvers.test_pdca import federation, identity
+from tests.solvers.reference import pdca_as_printed
+from tests.solvers.test_pdca import PROBLEM, federation, posed
 
 NONE = 10**9
 LAYERS = (140, 20, 0, 140)
@@ -27,14 +29,14 @@ def held(least: int | None, layers: tuple[int, ...] = (300,), dtype: torch.dtype
     received, z = federation()
     mask = gaps(received)
     noise = torch.where(mask, received, torch.full_like(received, math.nan)).to(dtype)
-    return Masked(noise, z, layers, identity, mask=mask, least=least, **extra), received, mask, z  # type: ignore[arg-type]
+    return Models(posed(noise, z, mask), layers, least=least, **extra), received, mask, z  # type: ignore[arg-type]
 
 
-def parts(signals: Masked) -> list[type]:
-    return [type(part) for part in signals._parts]
+def parts(signals: Models) -> list[type]:
+    return [type(part) for part in signals._forms]
 
 
-@pytest.mark.parametrize(("least", "kinds"), [(1, [Patterns]), (8, [Patterns, Columns]), (NONE, [Columns])])
+@pytest.mark.parametrize(("least", "kinds"), [(1, [Coefficients]), (8, [Coefficients, Columns]), (NONE, [Columns])])
 @pytest.mark.parametrize("with_previous", [True, False])
 @pytest.mark.parametrize("with_start", [True, False])
 def test_every_split_agrees_with_the_algorithm_as_printed(least, kinds, with_previous, with_start) -> None:
@@ -44,25 +46,23 @@ def test_every_split_agrees_with_the_algorithm_as_printed(least, kinds, with_pre
     start = received.flip(1) if with_start else None
     signals, *_ = held(least, previous=previous, start=start)
     assert parts(signals) == kinds
-    solution = PDCA(Penalties(), max_iter=400).solve(signals, z)
+    (solution,) = PDCA(max_iter=400).solve(signals)
     if start is None:
         shares = torch.from_numpy(z)[:, None] * mask
         mean = torch.where(mask.any(0), (shares * received).sum(0) / shares.sum(0).clamp_min(1e-300), 0)
         start = torch.where(mask, received, mean if previous is None else previous)
     known = torch.where(mask, received, 0)
-    expected, W, trace = pdca_as_printed(
-        known, torch.from_numpy(z), mask, penalties=Penalties(), max_iter=400, start=start
-    )
+    expected, W, trace = pdca_as_printed(known, torch.from_numpy(z), mask, problem=PROBLEM, max_iter=400, start=start)
     assert solution.iterations == len(trace) - 1 > 10
-    torch.testing.assert_close(signals.models(), expected, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(signals.result(), expected, rtol=1e-8, atol=1e-9)
     np.testing.assert_allclose(solution.graphs[0], W.numpy(), rtol=1e-8, atol=1e-9)
     np.testing.assert_allclose(solution.objective, trace, rtol=1e-9)
 
 
 def solved(least: int | None, layers: tuple[int, ...], dtype: torch.dtype, **settings: object):
     signals, _, _, z = held(least, layers, dtype)
-    solution = PDCA(Penalties(), **settings).solve(signals, z)  # type: ignore[arg-type]
-    return signals.models(), solution
+    (solution,) = PDCA(**settings).solve(signals)  # type: ignore[arg-type]
+    return signals.result(), solution
 
 
 @pytest.mark.parametrize("settings", [{}, {"backtracking": True}, {"accelerated": True},
@@ -91,10 +91,13 @@ def test_narrower_types(dtype) -> None:
 @pytest.mark.parametrize("least", [1, 8, NONE])
 def test_the_gaps_of_narrower_types_start_from_previous_models(least) -> None:
     received, _ = federation()
-    signals, _, mask, z = held(least, dtype=torch.bfloat16, previous=(received + 1).bfloat16())
-    PDCA(Penalties(alpha=0.0), max_iter=1).solve(signals, z)
+    _, z = federation()
+    mask = gaps(received)
+    noise = torch.where(mask, received, math.nan).bfloat16()
+    signals = Models(posed(noise, z, mask, Problem(alpha=0.0)), least=least, previous=(received + 1).bfloat16())
+    PDCA(max_iter=1).solve(signals)
     expected = torch.where(mask, received, received + 1)
-    torch.testing.assert_close(signals.models().double(), expected, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(signals.result().double(), expected, rtol=1e-2, atol=1e-2)
 
 
 def test_gaps_are_not_looked_at_where_there_is_a_start() -> None:
@@ -102,8 +105,8 @@ def test_gaps_are_not_looked_at_where_there_is_a_start() -> None:
     previous = torch.full_like(received, math.nan)
     for least in (1, 8, NONE):
         signals, *_, z = held(least, previous=previous, start=received)
-        assert PDCA(Penalties(), max_iter=50).solve(signals, z).reason in ("converged", "max_iter")
-        assert bool(torch.isfinite(signals.models()).all())
+        assert PDCA(max_iter=50).solve(signals)[0].reason in ("converged", "max_iter")
+        assert bool(torch.isfinite(signals.result()).all())
 
 
 @pytest.mark.parametrize("scale", [1e19, 1e21])
@@ -111,8 +114,8 @@ def test_squares_beyond_single_precision(scale) -> None:
     received, z = federation()
     mask = gaps(received)
     for least in (1, 8, NONE):
-        signals = Masked((received * scale).float(), z, (300,), identity, mask=mask, least=least)
-        assert PDCA(Penalties(), max_iter=3, eps=0.0).solve(signals, z).iterations == 3
+        signals = Models(posed((received * scale).float(), z, mask), least=least)
+        assert PDCA(max_iter=3, eps=0.0).solve(signals)[0].iterations == 3
 
 
 @pytest.mark.parametrize("least", [1, 8])
@@ -120,8 +123,8 @@ def test_squares_beyond_single_precision(scale) -> None:
 def test_alternating_minimisation_filters_the_same(least, layers) -> None:
     def alternate(least: int) -> tuple[torch.Tensor, Solution]:
         signals, _, _, z = held(least, layers)
-        solution = Alternating(Penalties(), eps=0.0, max_iter=4).solve(signals, z)
-        return signals.models(), solution
+        (solution,) = Alternating(eps=0.0, max_iter=4).solve(signals)
+        return signals.result(), solution
 
     (together, first), (apart, second) = alternate(least), alternate(NONE)
     torch.testing.assert_close(together, apart, rtol=1e-8, atol=1e-9)
@@ -136,14 +139,14 @@ def test_what_arrived_and_is_not_finite_is_an_error() -> None:
     received[row, column] = torch.inf
     for least in (1, NONE):
         with pytest.raises(ValueError, match="not finite"):
-            PDCA(Penalties()).solve(Masked(received, z, (300,), identity, mask=mask, least=least), z)
+            PDCA().solve(Models(posed(received, z, mask), least=least))
 
 
 def test_many_columns_of_few_patterns_are_held_by_pattern_unasked() -> None:
     received, z = federation(size=4000)
-    for rate, kinds in ((0.02, [Patterns, Columns]), (0.5, [Columns])):
+    for rate, kinds in ((0.02, [Coefficients, Columns]), (0.5, [Columns])):
         mask = torch.rand(received.shape, generator=torch.Generator().manual_seed(1)) > rate
-        assert parts(Masked(received, z, (4000,), identity, mask=mask)) == kinds
+        assert parts(Models(posed(received, z, mask))) == kinds
 
 
 @given(st.data())
@@ -163,7 +166,7 @@ def test_common_patterns_are_those_of_a_loop_over_columns(data) -> None:
 
     groups = common_patterns(mask, layers, least)
     assert groups.order.tolist() == [column for columns in common for column in columns]
-    assert groups.sizes.tolist() == [len(columns) for columns in common]
-    assert groups.layers.tolist() == [layer_of[columns[0]] for columns in common]
+    assert groups.sizes == [len(columns) for columns in common]
+    assert groups.layers == [layer_of[columns[0]] for columns in common]
     assert groups.rest.tolist() == rest
     assert groups.rest_layers == [sum(layer_of[column] == layer for column in rest) for layer in range(len(layers))]

@@ -8,13 +8,12 @@ import pytest
 import torch
 
 from jgesr_lightning.graph import objective
-from jgesr_lightning.solvers import PDCA, Coefficients, Masked, Penalties, Solution, pdca_as_printed
+from jgesr_lightning.graph.problem import Problem
+from jgesr_lightning.solvers import PDCA, Models, Solution
+from tests.solvers.reference import pdca_as_printed
 
 CLIENTS, SIZE = 8, 300
-
-
-def identity(x: torch.Tensor) -> torch.Tensor:
-    return x
+PROBLEM = Problem()
 
 
 def federation(clients: int = CLIENTS, size: int = SIZE, seed: int = 0) -> tuple[torch.Tensor, np.ndarray]:
@@ -25,29 +24,39 @@ def federation(clients: int = CLIENTS, size: int = SIZE, seed: int = 0) -> tuple
     return received + 0.5, (weights / weights.sum()).numpy()
 
 
-def in_coefficients(received: torch.Tensor, z: np.ndarray, start: torch.Tensor | None = None) -> Coefficients:
-    return Coefficients(received, z, (received.shape[1],), identity, start)
+def posed(
+    received: torch.Tensor, z: np.ndarray, mask: torch.Tensor | None = None, problem: Problem = PROBLEM
+) -> Problem:
+    return problem.pulled(received, torch.from_numpy(z), mask)
 
 
-def in_columns(received: torch.Tensor, z: np.ndarray, mask: torch.Tensor | None = None, **extra: object) -> Masked:
-    return Masked(received, z, (received.shape[1],), identity, mask=mask, **extra)  # type: ignore[arg-type]
+def in_coefficients(
+    received: torch.Tensor, z: np.ndarray, start: torch.Tensor | None = None, problem=PROBLEM
+) -> Models:
+    return Models(posed(received, z, problem=problem), start=start)
 
 
-def run(signals: Coefficients | Masked, z: np.ndarray, **settings: object) -> tuple[torch.Tensor, Solution]:
-    solution = PDCA(Penalties(), **settings).solve(signals, z)  # type: ignore[arg-type]
-    return signals.models(), solution
+def in_columns(
+    received: torch.Tensor, z: np.ndarray, mask: torch.Tensor | None = None, problem=PROBLEM, **extra
+) -> Models:
+    mask = torch.ones_like(received, dtype=torch.bool) if mask is None else mask
+    return Models(posed(received, z, mask, problem), least=10**9, **extra)
+
+
+def run(models: Models, **settings: object) -> tuple[torch.Tensor, Solution]:
+    (solution,) = PDCA(**settings).solve(models)  # type: ignore[arg-type]
+    return models.result(), solution
 
 
 @pytest.mark.parametrize("form", [in_coefficients, in_columns])
 @pytest.mark.parametrize("constants", [(0.05, 1.0, 1.0, 1.0, 1.0), (0.02, 0.5, 2.0, 1.5, 2.0)])
 def test_agrees_with_the_algorithm_as_printed(form, constants) -> None:
     received, z = federation()
-    penalties, rho = Penalties(*constants[:4]), constants[4]
-    expected, W, trace = pdca_as_printed(received, torch.from_numpy(z), penalties=penalties, rho=rho, max_iter=400)
-    signals = form(received, z)
-    solution = PDCA(penalties, rho=rho, max_iter=400).solve(signals, z)
+    problem, rho = Problem(*constants[:4]), constants[4]
+    expected, W, trace = pdca_as_printed(received, torch.from_numpy(z), problem=problem, rho=rho, max_iter=400)
+    models, solution = run(form(received, z, problem=problem), rho=rho, max_iter=400)
     assert solution.iterations == len(trace) - 1 > 10
-    assert float((signals.models() - expected).norm() / expected.norm()) < 1e-8
+    assert float((models - expected).norm() / expected.norm()) < 1e-8
     assert float((torch.from_numpy(solution.graphs[0]) - W).abs().max() / W.max()) < 1e-8
     np.testing.assert_allclose(solution.objective, trace, rtol=1e-9)
 
@@ -57,14 +66,13 @@ def test_masked_form_agrees_with_the_algorithm_as_printed() -> None:
     mask = torch.rand(received.shape, generator=torch.Generator().manual_seed(1)) > 0.2
     previous = received + 0.05
     noise = torch.where(mask, received, torch.full_like(received, 1e3))
-    signals = in_columns(noise, z, mask, previous=previous)
-    solution = PDCA(Penalties(), max_iter=400).solve(signals, z)
+    models, solution = run(in_columns(noise, z, mask, previous=previous), max_iter=400)
     start = torch.where(mask, received, previous)
     expected, W, trace = pdca_as_printed(
-        torch.where(mask, received, 0), torch.from_numpy(z), mask, penalties=Penalties(), max_iter=400, start=start
+        torch.where(mask, received, 0), torch.from_numpy(z), mask, problem=PROBLEM, max_iter=400, start=start
     )
     assert solution.iterations == len(trace) - 1
-    assert float((signals.models() - expected).norm() / expected.norm()) < 1e-8
+    assert float((models - expected).norm() / expected.norm()) < 1e-8
     assert float((torch.from_numpy(solution.graphs[0]) - W).abs().max()) < 1e-8
     np.testing.assert_allclose(solution.objective, trace, rtol=1e-9)
 
@@ -73,8 +81,8 @@ def test_masked_form_agrees_with_the_algorithm_as_printed() -> None:
                                       {"backtracking": True, "accelerated": True}])  # fmt: skip
 def test_an_all_true_mask_changes_nothing(settings) -> None:
     received, z = federation()
-    plain, first = run(in_coefficients(received, z), z, **settings)
-    masked, second = run(in_columns(received, z, torch.ones_like(received, dtype=torch.bool)), z, **settings)
+    plain, first = run(in_coefficients(received, z), **settings)
+    masked, second = run(in_columns(received, z, torch.ones_like(received, dtype=torch.bool)), **settings)
     assert first.iterations == second.iterations
     torch.testing.assert_close(masked, plain, rtol=1e-8, atol=1e-10)
     np.testing.assert_allclose(second.graphs, first.graphs, rtol=1e-8, atol=1e-9)
@@ -84,9 +92,9 @@ def test_an_all_true_mask_changes_nothing(settings) -> None:
 def test_start_from_other_models() -> None:
     received, z = federation()
     start = received.flip(1)
-    expected, W, trace = pdca_as_printed(received, torch.from_numpy(z), penalties=Penalties(), start=start)
+    expected, W, trace = pdca_as_printed(received, torch.from_numpy(z), problem=PROBLEM, start=start)
     for signals in (in_coefficients(received, z, start), in_columns(received, z, start=start)):
-        models, solution = run(signals, z)
+        models, solution = run(signals)
         assert solution.iterations == len(trace) - 1
         torch.testing.assert_close(models, expected, rtol=1e-8, atol=1e-9)
         np.testing.assert_allclose(solution.graphs[0], W.numpy(), rtol=1e-8, atol=1e-9)
@@ -102,10 +110,10 @@ def test_single_precision_rows_that_share_a_large_part() -> None:
     z = np.linspace(1, 2, clients)
     z /= z.sum()
     settings = {"eps": 0.0, "max_iter": 3}
-    expected, W, _ = pdca_as_printed(received, torch.from_numpy(z), penalties=Penalties(), **settings)
+    expected, W, _ = pdca_as_printed(received, torch.from_numpy(z), problem=PROBLEM, **settings)
     mask = torch.ones_like(received, dtype=torch.bool)
     for signals in (in_coefficients(received, z), in_columns(received, z, mask)):
-        models, solution = run(signals, z, **settings)
+        models, solution = run(signals, **settings)
         assert float((models - expected).norm() / expected.norm()) < 1e-6
         assert float((models - expected).norm()) < 1.5 * float((expected.float() - expected).norm())  # rounded once
         assert float((torch.from_numpy(solution.graphs[0]) - W).abs().max() / W.max()) < 1e-4
@@ -119,7 +127,7 @@ def test_backtracking_never_lets_the_objective_rise(scale, accelerated, masked) 
     received = received * scale
     mask = torch.rand(received.shape, generator=torch.Generator().manual_seed(1)) > 0.1
     signals = in_columns(received, z, mask) if masked else in_coefficients(received, z)
-    models, solution = run(signals, z, backtracking=True, accelerated=accelerated, max_iter=60)
+    models, solution = run(signals, backtracking=True, accelerated=accelerated, max_iter=60)
     trace = solution.objective
     assert len(trace) == solution.iterations + 1
     assert all(b <= a + 1e-10 * max(1, abs(a)) for a, b in itertools.pairwise(trace))
@@ -144,7 +152,7 @@ def test_backtracking_never_lets_the_objective_rise(scale, accelerated, masked) 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_a_fixed_step_that_is_too_long_says_so_and_stays_finite(form, dtype) -> None:
     received, z = federation()
-    models, solution = run(form(received.to(dtype), z), z, rho=1e-3, max_iter=300)
+    models, solution = run(form(received.to(dtype), z), rho=1e-3, max_iter=300)
     assert solution.reason == "diverged"
     assert not solution.converged
     assert bool(torch.isfinite(models).all())
@@ -155,7 +163,7 @@ def test_a_fixed_step_that_is_too_long_says_so_and_stays_finite(form, dtype) -> 
 
 def test_reports_that_the_objective_rose() -> None:
     received, z = federation()
-    _, solution = run(in_coefficients(received * 3, z), z, rho=0.2, max_iter=6)
+    _, solution = run(in_coefficients(received * 3, z), rho=0.2, max_iter=6)
     rose = any(b > a + 1e-9 * max(1, abs(a)) for a, b in itertools.pairwise(solution.objective))
     assert rose
     assert solution.rose
@@ -163,8 +171,8 @@ def test_reports_that_the_objective_rose() -> None:
 
 def test_acceleration_needs_fewer_steps_for_the_same_objective() -> None:
     received, z = federation()
-    _, plain = run(in_coefficients(received, z), z, eps=1e-6, max_iter=3000)
-    _, fast = run(in_coefficients(received, z), z, eps=1e-6, max_iter=3000, accelerated=True)
+    _, plain = run(in_coefficients(received, z), eps=1e-6, max_iter=3000)
+    _, fast = run(in_coefficients(received, z), eps=1e-6, max_iter=3000, accelerated=True)
     assert plain.converged
     assert fast.converged
     assert fast.iterations < plain.iterations / 2
@@ -173,16 +181,16 @@ def test_acceleration_needs_fewer_steps_for_the_same_objective() -> None:
 
 def test_init_step_result_are_solve() -> None:
     received, z = federation()
-    solver = PDCA(Penalties(), max_iter=30)
-    _, whole = run(in_coefficients(received, z), z, max_iter=30)
+    solver = PDCA(max_iter=30)
+    _, whole = run(in_coefficients(received, z), max_iter=30)
     signals = in_coefficients(received, z)
     state = solver.init(signals)
-    while not state.reason:
-        state = solver.step(signals, state, z)
-    by_hand = solver.result(signals, state)
-    assert by_hand.objective == whole.objective
-    assert by_hand.iterations == whole.iterations
-    np.testing.assert_array_equal(by_hand.graphs, whole.graphs)
+    for _ in range(whole.iterations):
+        assert state.reason == 0
+        state = solver.step(signals, state)
+    assert state.reason != 0
+    assert state.trace[: whole.iterations + 1, 0].tolist() == whole.objective
+    np.testing.assert_array_equal(state.W, whole.graphs)
 
 
 def test_values_that_are_not_finite_are_an_error() -> None:
@@ -190,4 +198,4 @@ def test_values_that_are_not_finite_are_an_error() -> None:
     received[2, 3] = math.nan
     for signals in (in_coefficients(received, z), in_columns(received, z)):
         with pytest.raises(ValueError, match="not finite"):
-            PDCA(Penalties()).solve(signals, z)
+            PDCA().solve(signals)

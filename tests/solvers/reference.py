@@ -1,4 +1,4 @@
-"""The algorithm as the paper prints it, in d-space and float64 throughout: what the fast forms must agree with."""
+"""The algorithm as the paper prints it, in d-space and float64 throughout: what the solver must agree with."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jgesr_lightning.graph import (
     pairwise_sq_distances,
     prox_log_degree,
 )
-from jgesr_lightning.solvers.solution import Penalties
+from jgesr_lightning.graph.problem import Problem
 
 
 def pdca_as_printed(
@@ -21,7 +21,7 @@ def pdca_as_printed(
     weights: Tensor,
     mask: Tensor | None = None,
     *,
-    penalties: Penalties,
+    problem: Problem,
     rho: float = 1.0,
     eps: float = 1e-3,
     max_iter: int = 500,
@@ -33,13 +33,13 @@ def pdca_as_printed(
         received: X_r, (..., K, d), zero where nothing arrived.
         weights: diagonal of Z, (K,).
         mask: M, (..., K, d) bool, or None.
-        penalties: alpha, beta, gamma, mu.
+        problem: alpha, beta, gamma, mu.
         rho: inverse step.
         eps: stop when ||Psi+ - Psi||_F < eps.
         max_iter: stop after that many steps.
         start: Psi_0; None: `received`.
     """
-    alpha, beta, gamma, mu = penalties.alpha, penalties.beta, penalties.gamma, penalties.mu
+    alpha, beta, gamma, mu = problem.alpha, problem.beta, problem.gamma, problem.mu
     received = received.to(torch.float64)
     psi = (received if start is None else start.to(torch.float64)).clone()
     W = cosine_from_gram(gram(psi)).clamp_min(0)

@@ -1,0 +1,127 @@
+"""The K x K numbers: numpy arrays on the host, torch tensors where the models lie on an accelerator; one code for both.
+
+At K = 20 an operation on such numbers is all overhead, of which numpy has a third of torch's; on an accelerator a trip
+to the host and back costs more than either. So what is K x K is written in what both libraries have in common
+(operators, `sum(-1)`, `sqrt`, `where`, ...), and asks `of` for the module that is meant. What looks at a value to
+decide something does so on the host only: `blind` numbers are computed with and never looked at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Array = Any
+"""A float64 numpy array, or a float64 tensor on an accelerator."""
+
+_everywhere_tensors = False
+
+
+@contextlib.contextmanager
+def as_on_an_accelerator() -> Iterator[None]:
+    """Treat the CPU as an accelerator for a while: K x K numbers are tensors, and nothing is looked at; for tests."""
+    global _everywhere_tensors
+    before, _everywhere_tensors = _everywhere_tensors, True
+    try:
+        yield
+    finally:
+        _everywhere_tensors = before
+
+
+def hidden(tensor: Tensor) -> bool:
+    """Whether a tensor lies on an accelerator, so that to look at it would be to wait."""
+    return tensor.device.type != "cpu" or _everywhere_tensors
+
+
+def enter(tensor: Tensor) -> Array:
+    """Return the numbers of a float64 tensor as they are computed with where it lies."""
+    return tensor.detach() if hidden(tensor) else tensor.detach().numpy()
+
+
+def leave(array: Array) -> Tensor:
+    """Return the tensor of such numbers, on the same memory."""
+    return array if isinstance(array, Tensor) else torch.from_numpy(array)
+
+
+def blind(array: Array) -> bool:
+    """Whether looking at these numbers would wait for an accelerator."""
+    return isinstance(array, Tensor)
+
+
+def host(array: Array) -> np.ndarray[Any, Any]:
+    """Return these numbers as a numpy array: waits for an accelerator."""
+    return array.cpu().numpy() if isinstance(array, Tensor) else array
+
+
+def of(array: Array) -> Any:
+    """Return the module whose functions take these numbers: torch or numpy."""
+    return torch if isinstance(array, Tensor) else np
+
+
+def like(values: Any, array: Array) -> Array:
+    """Return float64 numbers, given as such, beside others."""
+    if isinstance(array, Tensor):
+        return torch.as_tensor(values, dtype=torch.float64, device=array.device)
+    return np.asarray(values, dtype=np.float64)
+
+
+def positive_part(array: Array) -> Array:
+    """Return max(0, array), in place."""
+    return array.clamp_min_(0) if isinstance(array, Tensor) else np.maximum(array, 0, out=array)
+
+
+def add_product(array: Array, left: Array, right: Array) -> Array:
+    """Return ``array + left * right``, in place."""
+    if isinstance(array, Tensor):
+        return array.addcmul_(left, right)
+    array += left * right
+    return array
+
+
+def set_diagonal(array: Array, values: Array | float) -> Array:
+    """Write the diagonals of (..., K, K), in place, and return it."""
+    if isinstance(array, Tensor):
+        diagonal = array.diagonal(dim1=-2, dim2=-1)
+        if isinstance(values, Tensor):
+            diagonal.copy_(values)
+        else:
+            diagonal.fill_(values)
+    elif array.flags.c_contiguous:
+        array.reshape(*array.shape[:-2], -1)[..., :: array.shape[-1] + 1] = values
+    else:
+        np.einsum("...ii->...i", array)[...] = values
+    return array
+
+
+def solve(matrix: Array, right: Array) -> Array:
+    """Return the solution of ``matrix @ x = right``, (..., K, K) positive definite and (..., K, n)."""
+    if isinstance(matrix, Tensor):
+        return torch.cholesky_solve(right, torch.linalg.cholesky_ex(matrix)[0])
+    try:
+        return np.linalg.solve(matrix, right)
+    except np.linalg.LinAlgError:  # rounding made it singular
+        return np.full(np.broadcast_shapes(right.shape, (*matrix.shape[:-1], 1)), math.nan)
+
+
+def repeated(array: Array, times: int) -> Array:
+    """Return each row of an array that many times in a row."""
+    return array.repeat_interleave(times, 0) if isinstance(array, Tensor) else np.repeat(array, times, 0)
+
+
+def write_rows(table: Array, rows: Array, values: Array) -> None:
+    """Write ``table[rows[b], b] = values[b]`` for each column b of (., B), in place."""
+    if isinstance(table, Tensor):
+        table.scatter_(0, rows[None], values[None])
+    else:
+        table[rows, np.arange(len(rows))] = values
+
+
+def per_problem(numbers: Array, problems: int) -> Array:
+    """Return the sums of (N,) numbers over the graphs of each of B problems, (B,)."""
+    return numbers if len(numbers) == problems else numbers.reshape(problems, -1).sum(-1)
