@@ -130,7 +130,7 @@ class Problem:
     # The graph, for given models.
 
     def costs(self, D: Array) -> Array:
-        """Return what an edge's weight costs, (N, K, K), apart from barrier and ridge; in units of the graph's terms."""
+        """Return what an edge's weight costs, (N, K, K), without barrier and ridge, in the graph's unit."""
         return (self.alpha / self.unit) * self.counted(D) + self.gamma
 
     def counted(self, D: Array) -> Array:
@@ -144,7 +144,7 @@ class Problem:
         return set_diagonal(gradient, 0.0)
 
     def prox_graph(self, W: Array, D: Array, rho: float | Array, dual: Array | None, *, careful: bool = False) -> Prox:
-        r"""Return :math:`\mathrm{prox}_{g/\rho}(w - \frac\alpha\rho d(\Psi))`, g the graph's terms; rho in their unit."""
+        r"""Return :math:`\mathrm{prox}_{g/\rho}(w - \frac\alpha\rho d(\Psi))`, g and rho in their unit."""
         step = self.alpha / (self.unit * rho)
         theta = W - step * self.counted(D)
         if self.ridge:

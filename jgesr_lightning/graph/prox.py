@@ -1,4 +1,4 @@
-r"""The exact prox of the log-degree penalty, through its dual in K unknowns: derivation, and the plain Newton iteration.
+r"""The exact prox of the log-degree penalty, through its dual in K unknowns: derivation, and plain Newton iteration.
 
 .. math:: \mathrm{prox}_{g/\rho}(\theta) = \arg\min_{w \ge 0} -\beta \sum_k \log \deg_k(w) + \gamma 1^\top w
           + \tfrac{\rho}{2} \|w - \theta\|^2 \qquad (w, \theta: \text{edges})

@@ -59,7 +59,7 @@ class Form(Protocol):
         """Make the proposed iterate the current one: of all problems, or of those of `which`, (B,) bool."""
 
     def gradient(self, S: Array) -> Array:
-        """Return squared norms, (2 + I, B): of ``sum_i Z_i M_i * (Psi - T_i) + S Psi``, of S Psi, and of each pull's."""
+        """Return squared norms, (2 + I, B): ``sum_i Z_i M_i * (Psi - T_i) + S Psi``, of S Psi, and of each pull's."""
 
     def models(self, out: Tensor | None) -> Tensor:
         """Write the columns of Psi to their places in `out`, (B, K, d), and return it; the last call.

@@ -17,8 +17,8 @@ convex, would imply this one; f is quartic in Psi and would ask for far shorter 
 J is thrown away, and the extrapolation starts again from nothing. This is pDCAe (Wen, Chen, Pong 2018) with h, too,
 linearised at the extrapolated point, so that f and h still cancel to s, and with its restart as a safeguard.
 
-Several problems advance at once, each until its own rule stops it, and then stands still. On an accelerator a step looks
-at nothing; whether all have stopped is looked at every `_LOOK` steps, and what stands still meanwhile is the result.
+Several problems advance at once, each until its own rule stops it, and then stands still. On an accelerator a step
+looks at nothing; whether all have stopped is looked at every `_LOOK` steps, and what stands still is the result.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ def solutions(models: Models, state: State, rounding: float, seconds: float) -> 
     for b, row in enumerate(zip(*(host(column).tolist() for column in columns), strict=True)):
         iterations, step_norm, rho, backtracks, restarts, of_models, of_graph = row
         objective = host(state.trace[: iterations + 1, b]).tolist()
-        reason = REASONS[reasons[b]] if reasons[b] in REASONS else "max_iter"
+        reason = REASONS.get(reasons[b], "max_iter")
         solutions.append(
             Solution(
                 graphs[b], iterations, reason, step_norm, objective, rises(objective, rounding),

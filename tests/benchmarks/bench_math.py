@@ -28,9 +28,11 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from jgesr_lightning.aggregators.jgesr import JGESR  # noqa: E402
-from jgesr_lightning.graph.gram import row_combinations, self_product  # noqa: E402
-from jgesr_lightning.graph.prox import prox_arrays, prox_log_degree  # noqa: E402
-from jgesr_lightning.solvers import PDCA, Coefficients, Masked, Penalties  # noqa: E402
+from jgesr_lightning.graph.arrays import enter, leave  # noqa: E402
+from jgesr_lightning.graph.gram import self_product  # noqa: E402
+from jgesr_lightning.graph.problem import Problem  # noqa: E402
+from jgesr_lightning.graph.prox import prox, prox_log_degree  # noqa: E402
+from jgesr_lightning.solvers import PDCA, Models  # noqa: E402
 
 CLIENTS, SIZE = 20, 582_026
 
@@ -105,13 +107,13 @@ def bench_prox(quick: bool) -> None:
     theirs = median(anew, cpu, 3 if quick else 11)
     ready = theta_of(CLIENTS)
     given = torch.from_numpy(ready[0])
-    ours = median_of_ten(lambda: prox_arrays(ready, 1.0, 1.0, 1.0), 50)
+    ours = median_of_ten(lambda: prox(ready, 1.0, 1.0, 1.0), 50)
     wrapped = median_of_ten(lambda: prox_log_degree(given, 1.0, 1.0, 1.0), 50)
-    W, dual, _ = prox_arrays(ready, 1.0, 1.0, 1.0)
+    W, dual, *_ = prox(ready, 1.0, 1.0, 1.0)
     near = ready * 1.001
-    warm = median_of_ten(lambda: prox_arrays(near, 1.0, 1.0, 1.0, dual), 50)
+    warm = median_of_ten(lambda: prox(near, 1.0, 1.0, 1.0, dual), 50)
     many = np.concatenate([theta_of(CLIENTS, seed) for seed in range(64)])
-    batch = median(lambda: prox_arrays(many, 1.0, 1.0, 1.0), cpu, 5 if quick else 20) / len(many)
+    batch = median(lambda: prox(many, 1.0, 1.0, 1.0), cpu, 5 if quick else 20) / len(many)
     problem.solve(solver="CLARABEL")
     gain = value(np.maximum(w.value, 0)) - value(W[0][rows, columns])
     print(f"| objective of cvxpy less ours, prox, K = {CLIENTS} | | | | {gain:.1e} | >= 0 |")
@@ -124,36 +126,32 @@ def bench_prox(quick: bool) -> None:
     unit = ours
     for nodes in (CLIENTS, 100) if quick else (CLIENTS, 100, 500):
         theta_k = theta_of(nodes)
-        _, dual, steps = prox_arrays(theta_k, 1.0, 1.0, 1.0)
-        cold = median_of_ten(lambda t=theta_k: prox_arrays(t, 1.0, 1.0, 1.0), 1 if nodes > 100 else 5)
+        _, dual, _, steps = prox(theta_k, 1.0, 1.0, 1.0)
+        cold = median_of_ten(lambda t=theta_k: prox(t, 1.0, 1.0, 1.0), 1 if nodes > 100 else 5)
         row(f"prox from afar, K = {nodes}: {steps} Newton steps", f"K = {CLIENTS}", cold, unit, "")
         near = theta_k * (1 + 1e-3)
-        _, _, steps = prox_arrays(near, 1.0, 1.0, 1.0, dual)
-        warm = median_of_ten(lambda t=near, d=dual: prox_arrays(t, 1.0, 1.0, 1.0, d), 1 if nodes > 100 else 5)
+        _, _, _, steps = prox(near, 1.0, 1.0, 1.0, dual)
+        warm = median_of_ten(lambda t=near, d=dual: prox(t, 1.0, 1.0, 1.0, d), 1 if nodes > 100 else 5)
         row(f"prox from a neighbour's solution, K = {nodes}: {steps} Newton steps", "from afar", warm, cold, "")
 
 
 def bench_complete(clients: int, size: int, device: torch.device, repeats: int, name: str) -> None:
     """Everything arrived: the parts that touch d beside the weighted mean, and the K x K loop beside the whole."""
     received, weights = federation(clients, size, device)
-    z = weights.numpy()
     usual = (clients, size) == (CLIENTS, SIZE)
     shares = weights.to(device, torch.float32)
 
     def mean() -> torch.Tensor:
         return (shares @ received).expand(clients, -1).contiguous()
 
-    signals = Coefficients(received, z, (size,), lambda x: x)
+    problem = Problem().pulled(received, weights)
+    models = Models(problem)
     floor = median(mean, device, repeats)
-    reading = median(signals.start, device, repeats)
-    writing = median(signals.models, device, repeats)
+    reading = median(models.start, device, repeats)
+    writing = median(models.result, device, repeats)
     max_iter = 500 if clients <= 100 else 10
-    solver = PDCA(Penalties(), max_iter=max_iter)
-    state = solver.init(signals)
-    begin = clock(device)
-    while not state.reason:
-        state = solver.step(signals, state, z)
-    loop, iterations = clock(device) - begin, state.iterations
+    (solution,) = PDCA(max_iter=max_iter).solve(Models(problem))
+    loop, iterations = solution.seconds - reading, solution.iterations
     aggregator = JGESR(max_iter=max_iter)
     whole = median(lambda: aggregator(received, weights), device, max(1, repeats // 2))
     row(
@@ -175,38 +173,38 @@ def bench_complete(clients: int, size: int, device: torch.device, repeats: int, 
 def bench_masked(clients: int, size: int, device: torch.device, repeats: int, name: str) -> None:
     """Entries missing: one step beside a pass that reads three arrays and writes one."""
     received, weights = federation(clients, size, device)
-    z = weights.numpy()
     other, third, out = received.clone(), received.clone(), torch.empty_like(received)
     floor = median(lambda: torch.addcmul(received, other, third, out=out), device, repeats)
     against = "torch.addcmul(A, B, C, out=D): three arrays read, one written"
-    smooth = 0.01 * (clients * np.eye(clients) - 1)[None]
+    smooth = enter(torch.from_numpy(0.01 * (clients * np.eye(clients) - 1)[None]).to(device))
+    whole = enter(torch.ones(1, 1, 1, dtype=torch.float64, device=device))
     for rate in (0.05, 0.1, 0.3):
         mask = (torch.rand(received.shape, generator=torch.Generator().manual_seed(1)) > rate).to(device)
 
-        def held(least: int | None = None, mask: torch.Tensor = mask) -> Masked:
-            signals = Masked(received, z, (size,), lambda x: x, mask=mask, least=least)
-            signals.start()
-            return signals
+        def held(least: int | None = None, mask: torch.Tensor = mask) -> Models:
+            models = Models(Problem().pulled(received, weights, mask), least=least)
+            models.start()
+            return models
 
         what = f"{name}, {rate:.0%} missing"
         signals, single = held(), held(least=size + 1)
-        step = median(lambda s=signals: s.propose(z, smooth)(), device, repeats)
-        in_d = median(lambda s=single: s.propose(z, smooth)(), device, repeats)
+        step = median(lambda s=signals: s.propose(smooth, whole), device, repeats)
+        in_d = median(lambda s=single: s.propose(smooth, whole), device, repeats)
         row(f"{what}: one step", against, step, floor, "<= 3" if rate <= 0.1 else "")
         row(f"{what}: one step with what backtracking asks for", against,
-            median(lambda s=signals: s.propose(z, smooth, details=True)(), device, repeats), floor, "")  # fmt: skip
+            median(lambda s=signals: s.propose(smooth, whole, details=True), device, repeats), floor, "")  # fmt: skip
         row(f"{what}: one step of all columns in d-space", against, in_d, floor, "")
-        filtered = median(lambda s=signals: s.propose_filtered(smooth, z), device, max(1, repeats // 5))
+        filtered = median(lambda s=signals: s.filter(smooth), device, max(1, repeats // 5))
         row(f"{what}: one filtering of the two-step baseline", against, filtered, floor, "")
         if device.type == "cuda":
             bandwidth_row(what, received, step, 3.25)
-        ends = median(lambda h=held: h().models(), device, max(1, repeats // 5))
+        ends = median(lambda h=held: h().result(), device, max(1, repeats // 5))
         row(f"{what}: start and result, once an aggregation", against, ends, floor, "")
     square = received[:, :25_600].contiguous()  # in the cache: what the arithmetic of the products alone takes
-    into, S = torch.empty_like(square), torch.from_numpy(smooth[0]).to(device)
+    into, S = torch.empty_like(square), leave(smooth)[0].to(square.dtype)
 
     def products() -> None:
-        row_combinations(S, square, into)
+        torch.mm(S, square, out=into)
         self_product(into)
 
     arithmetic = median(products, device, repeats) * size / square.shape[1]

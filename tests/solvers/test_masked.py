@@ -60,7 +60,7 @@ def test_every_split_agrees_with_the_algorithm_as_printed(least, kinds, with_pre
 
 
 def solved(least: int | None, layers: tuple[int, ...], dtype: torch.dtype, **settings: object):
-    signals, _, _, z = held(least, layers, dtype)
+    signals, _, _, _z = held(least, layers, dtype)
     (solution,) = PDCA(**settings).solve(signals)  # type: ignore[arg-type]
     return signals.result(), solution
 
@@ -104,7 +104,7 @@ def test_gaps_are_not_looked_at_where_there_is_a_start() -> None:
     received, _ = federation()
     previous = torch.full_like(received, math.nan)
     for least in (1, 8, NONE):
-        signals, *_, z = held(least, previous=previous, start=received)
+        signals, *_, _z = held(least, previous=previous, start=received)
         assert PDCA(max_iter=50).solve(signals)[0].reason in ("converged", "max_iter")
         assert bool(torch.isfinite(signals.result()).all())
 
@@ -122,7 +122,7 @@ def test_squares_beyond_single_precision(scale) -> None:
 @pytest.mark.parametrize("layers", [(300,), LAYERS])
 def test_alternating_minimisation_filters_the_same(least, layers) -> None:
     def alternate(least: int) -> tuple[torch.Tensor, Solution]:
-        signals, _, _, z = held(least, layers)
+        signals, _, _, _z = held(least, layers)
         (solution,) = Alternating(eps=0.0, max_iter=4).solve(signals)
         return signals.result(), solution
 
