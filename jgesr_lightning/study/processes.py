@@ -70,7 +70,10 @@ def programs(command: Callable[[Cell], Sequence[str]]) -> Starter:
 
 
 def training(main: Callable[[Sequence[str]], int], workers: int) -> Starter:
-    """Return what starts a cell as ``train`` would run it; cells that share the machine take a part of it each.
+    """Return what starts a cell as ``train`` would run it.
+
+    Of cells that share the machine each has one process and one thread: what comes out does not depend on how many
+    share it, and is what ``train`` gives with one process a core. (Sums differ in their last bits by threads.)
 
     Args:
         main: runs a command line and returns its exit status; called in the cell's process.
@@ -87,8 +90,7 @@ def training(main: Callable[[Sequence[str]], int], workers: int) -> Starter:
         environment = {}
         if workers > 1 and len(devices) > 1:
             environment["CUDA_VISIBLE_DEVICES"] = devices[place.slot % len(devices)]
-        threads = max(1, cores() // workers) if workers > 1 and "OMP_NUM_THREADS" not in os.environ else 0
-        return Forked(_Train(main, train_arguments(cell, extra), place, environment, threads))
+        return Forked(_Train(main, train_arguments(cell, extra), place, environment, single_thread=workers > 1))
 
     return start
 
@@ -127,7 +129,8 @@ class Forked:
     def _work(action: Callable[[], int]) -> None:
         os.setsid()  # a session of its own: Ctrl-C reaches it through us alone
         for number in STOP_SIGNALS:
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+            if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has hang-ups ignored
+                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         sys.exit(action())
 
@@ -144,7 +147,7 @@ class _Train:
     arguments: Sequence[str]
     place: Place
     environment: Mapping[str, str] = field(default_factory=dict)
-    threads: int = 0
+    single_thread: bool = False
 
     def __call__(self) -> int:
         for descriptor in self.place.foreign:
@@ -154,12 +157,13 @@ class _Train:
         # Lightning starts the processes of further devices by what __main__ and its arguments are
         sys.argv = ["jgesr_lightning", *self.arguments]
         sys.modules["__main__"] = module = types.ModuleType("__main__")
-        module.__spec__ = importlib.util.find_spec("jgesr_lightning.__main__")
+        module.__spec__ = spec = importlib.util.find_spec("jgesr_lightning.__main__")
+        module.__file__ = spec.origin if spec is not None else None
 
-        if self.threads:
+        if self.single_thread and "OMP_NUM_THREADS" not in os.environ:
             import torch
 
-            torch.set_num_threads(self.threads)
+            torch.set_num_threads(1)
         status = self.main(self.arguments)
         sys.stdout.flush()
         return status

@@ -6,9 +6,11 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from jgesr_lightning.cli import main
 from jgesr_lightning.study import processes
@@ -137,6 +139,7 @@ def test_a_cell_looks_like_a_train_command_and_holds_no_other_cells_lock(tmp_pat
         found = {
             "argv": sys.argv[1:4], "module": sys.modules["__main__"].__spec__.name, "held": held,
             "session": os.getsid(0) == os.getpid(), "stdin": os.readlink("/proc/self/fd/0"),
+            "file": Path(sys.modules["__main__"].__file__).name,
         }  # fmt: skip
         print(json.dumps(found))
         return 0
@@ -147,7 +150,7 @@ def test_a_cell_looks_like_a_train_command_and_holds_no_other_cells_lock(tmp_pat
     found = json.loads((tmp_path / "log").read_text())
     assert found == {
         "argv": ["train", cell.base, "data.name=synthetic"], "module": "jgesr_lightning.__main__",
-        "held": [True, False], "session": True, "stdin": os.devnull,
+        "held": [True, False], "session": True, "stdin": os.devnull, "file": "__main__.py",
     }  # fmt: skip
     for descriptor in (read, write, mine):
         os.close(descriptor)
@@ -176,3 +179,26 @@ def test_gpus_that_may_be_used(monkeypatch):
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}) == []
     monkeypatch.setattr(processes.glob, "glob", lambda pattern: ["/dev/nvidia0", "/dev/nvidia1"])
     assert visible_gpus({}) == ["0", "1"]
+
+
+@forks
+@pytest.mark.parametrize("workers", [1, 3])
+def test_cells_that_share_the_machine_have_one_thread(tmp_path, monkeypatch, workers):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(processes, "visible_gpus", lambda environment: ["4", "7"])
+    (cell,) = cells_of(tmp_path, "methods: [local]\ndata: [synthetic]\n")
+    before = torch.get_num_threads()
+
+    def run(arguments):
+        print(torch.get_num_threads(), os.environ.get("CUDA_VISIBLE_DEVICES"), arguments[-1])
+        return 0
+
+    child = training(run, workers)(cell, Place(tmp_path / "log", slot=workers - 1))
+    while child.poll() is None:
+        time.sleep(0.01)
+    threads, gpu, last = (tmp_path / "log").read_text().split()
+    if workers == 1:
+        assert (int(threads), gpu, last) == (before, "None", "resume=auto")
+    else:
+        assert (int(threads), gpu, last) == (1, "4", "runtime.devices=1")  # the third of two GPUs is the first again
+    assert torch.get_num_threads() == before
