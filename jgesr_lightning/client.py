@@ -136,12 +136,14 @@ class ClientModule(LightningModule):
         else:
             self.sent = present
 
-    def receive(self, row: Tensor) -> None:
-        """Load the model `row` (d,) the server sent; it becomes the anchor of the penalties. `row` is copied.
+    def receive(self, row: Tensor, anchor: Tensor | None = None) -> None:
+        """Load the model `row` (d,) to train from; the penalties pull to it, or to `anchor` (d,). Both are copied.
 
         Buffers that do not travel (see `ParameterLayout`) are as in the network that this module was made with.
         """
         self.net.load_state_dict(self.layout.restore(row.detach()) | self._fresh, strict=False)
+        if anchor is not None:
+            self.sent.copy_(anchor[: self.layout.num_parameters])
 
     def vector(self) -> Tensor:
         """Return the trained parameters as one new vector, through which gradients flow."""

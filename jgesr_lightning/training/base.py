@@ -52,6 +52,7 @@ class Engine(ABC):
         sent: Tensor,
         deliver: Deliver,
         stopping: Callable[[], bool] = lambda: False,
+        anchors: Tensor | None = None,
     ) -> Tensor:
         """Train the clients in local `rows` from the models they were sent.
 
@@ -61,6 +62,8 @@ class Engine(ABC):
             sent: (local clients, d) models sent; never modified.
             deliver: receives each client's model when it is done.
             stopping: asked between clients; True abandons the rest.
+            anchors: (local clients, d) models that the penalties pull to, where they are not those that training starts
+                from; never modified.
 
         Returns:
             (local clients,) float64 mean training loss over all steps taken, penalties included; NaN where a client

@@ -78,6 +78,7 @@ class SequentialEngine(Engine):
         sent: Tensor,
         deliver: Deliver,
         stopping: Callable[[], bool] = lambda: False,
+        anchors: Tensor | None = None,
     ) -> Tensor:
         """See `Engine.train`."""
         losses = torch.full((len(self.clients),), torch.nan, dtype=torch.float64)
@@ -88,7 +89,7 @@ class SequentialEngine(Engine):
                     break
                 # dropout's masks follow the client and the round, not the order of the clients
                 torch.manual_seed(derive(self.seed, DROPOUT, round_number, self.clients[row]))
-                self.client.receive(sent[row])
+                self.client.receive(sent[row], None if anchors is None else anchors[row])
                 losses[row] = self._visit(round_number, row)
                 deliver(row, self.client.layout.flatten(self.client.net.state_dict()))
         return losses

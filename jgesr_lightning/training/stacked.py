@@ -100,6 +100,7 @@ class StackedEngine(Engine):
         sent: Tensor,
         deliver: Deliver,
         stopping: Callable[[], bool] = lambda: False,
+        anchors: Tensor | None = None,
     ) -> Tensor:
         """See `Engine.train`; `stopping` is asked before each batch, and clients not yet done are abandoned."""
         losses = torch.full((len(self.clients),), torch.nan, dtype=torch.float64)
@@ -108,7 +109,7 @@ class StackedEngine(Engine):
         with torch.no_grad():
             for start in range(0, len(longest_first), self.group):
                 members = longest_first[start : start + self.group]
-                self._train_group(round_number, members, sent, deliver, stopping, losses)
+                self._train_group(round_number, members, sent, anchors, deliver, stopping, losses)
         return losses
 
     def _train_group(
@@ -116,12 +117,13 @@ class StackedEngine(Engine):
         round_number: int,
         members: Sequence[int],
         sent: Tensor,
+        anchors: Tensor | None,
         deliver: Deliver,
         stopping: Callable[[], bool],
         losses: Tensor,
     ) -> None:
         space = self._workspace
-        space.load(sent[list(members)])
+        space.load(sent[list(members)], None if anchors is None else anchors[list(members)])
         generators = [
             torch.Generator(self.fabric.device).manual_seed(derive(self.seed, DROPOUT, round_number, self.clients[row]))
             for row in members

@@ -71,10 +71,10 @@ class Workspace:
         self.taken = [0] * group
         self._steps: dict[tuple[int, int, torch.Size], Step] = {}
 
-    def load(self, models: Tensor) -> None:
-        """Start from `models` (members, d), at rest."""
+    def load(self, models: Tensor, anchors: Tensor | None = None) -> None:
+        """Start from `models` (members, d), at rest; penalties pull to `anchors`, or to where they start."""
         self.weights[: len(models)] = models
-        self.sent[: len(models)] = models
+        self.sent[: len(models)] = models if anchors is None else anchors
         self.sums.zero_()
         for moment in self.moments:
             moment.zero_()

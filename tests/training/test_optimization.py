@@ -93,3 +93,41 @@ def test_a_visit_depends_on_no_other(cls):
         engine.train(3, range(2), sent, lambda row, model, out=out: out[row].copy_(model))
         results.append(out)
     assert torch.equal(*results) and not torch.equal(results[0], sent)
+
+
+@pytest.mark.parametrize("cls", [SequentialEngine, StackedEngine])
+def test_penalties_pull_to_the_anchors_where_training_starts_elsewhere(cls):
+    data, start = make_data((23, 9)), row_of(make_net())
+    anchors = torch.stack([start + 1, start - 2])
+    kept = anchors.clone()
+    engine = make_engine(cls, make_net(), data, mu=MU, batch="full")
+    out, plain = torch.empty_like(anchors), torch.empty_like(anchors)
+    sent = start.expand(2, -1)
+    engine.train(1, range(2), sent, lambda row, model: out[row].copy_(model), anchors=anchors)
+    engine.train(1, range(2), sent, lambda row, model: plain[row].copy_(model))
+    assert torch.equal(anchors, kept)
+    for k, own in enumerate(data):
+        for found, anchor in ((out[k], anchors[k]), (plain[k], start)):  # the anchors of a visit stay out of the next
+            net, x = make_net().double(), start.clone()
+            for _ in range(EPOCHS):
+                torch.nn.utils.vector_to_parameters(x, net.parameters())
+                loss = cross_entropy(net(own.train_inputs), own.train_labels)
+                grads = torch.autograd.grad(loss, list(net.parameters()))
+                x = x - LR * (torch.cat([g.reshape(-1) for g in grads]) + MU * (x - anchor))
+            torch.testing.assert_close(found, x, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("batch", [BATCH, "full"])
+def test_engines_agree_about_anchors(batch):
+    data, start = make_data((23, 9)), row_of(make_net())
+    anchors = torch.stack([start + 0.1, start - 0.2])
+    results = []
+    for cls, more in ((SequentialEngine, {}), (StackedEngine, {"group": 1}), (StackedEngine, {"group": 2})):
+        out = torch.empty_like(anchors)
+        engine = make_engine(cls, make_net(), data, mu=MU, batch=batch, **more)
+        engine.train(
+            1, range(2), start.expand(2, -1), lambda row, model, out=out: out[row].copy_(model), anchors=anchors
+        )
+        results.append(out)
+    torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-10)
+    torch.testing.assert_close(results[2], results[0], rtol=0, atol=1e-10)
