@@ -1,13 +1,14 @@
 """What a run can be told, and reading it from YAML files and ``key=value`` arguments.
 
-`schema` holds every key, `loading` merges the layers of a run, `reading` reads every YAML file of the package,
-`methods` gives the aggregation methods' settings, `shipped` finds the files that come with the package. None imports
-torch before a part from outside, or a setting that is not its default, has to be looked at.
+`schema` holds every key, `loading` merges the layers of a run, `nodes` and `reading` read every YAML file, `methods`
+gives the aggregation methods' settings, `shipped` finds the files that come with the package. None imports torch before
+a part from outside, or a method's setting that is not its default, has to be looked at.
 """
 
 from jgesr_lightning.config.loading import from_dict, load_config, parse_overrides, to_dict, to_yaml
 from jgesr_lightning.config.methods import method_settings
-from jgesr_lightning.config.reading import Read, Setting, Settings, read_yaml
+from jgesr_lightning.config.nodes import Setting, Settings
+from jgesr_lightning.config.reading import Read, read_yaml
 from jgesr_lightning.config.schema import KEYS, SECTIONS, Config
 from jgesr_lightning.config.section import ConfigError, Section
 from jgesr_lightning.config.shipped import CONFIGS, SHIPPED, copy_configs, find_config, folders

@@ -18,9 +18,10 @@ from omegaconf.errors import OmegaConfBaseException
 from jgesr_lightning import names
 from jgesr_lightning.aggregators import aggregator_names, aggregator_settings
 from jgesr_lightning.checks import nearest
-from jgesr_lightning.config import reading
+from jgesr_lightning.config import nodes, reading
 from jgesr_lightning.config.methods import method_settings, refuse_unknown, setting_types_of, settings_model
-from jgesr_lightning.config.reading import Setting, located
+from jgesr_lightning.config.nodes import Setting
+from jgesr_lightning.config.reading import located
 from jgesr_lightning.config.schema import KEYS, SECTIONS, AggregatorConfig, Config
 from jgesr_lightning.config.section import ConfigError
 from jgesr_lightning.config.shipped import find_config
@@ -81,7 +82,7 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 def to_yaml(config: Config) -> str:
     """Return the resolved configuration as YAML text; `load_config` reads it back as an equal `Config`."""
-    return reading.dump(to_dict(config))
+    return nodes.dump(to_dict(config))
 
 
 def _file_layers(path: Path, read: dict[Path, bool] | None = None) -> list[Layer]:
@@ -90,16 +91,16 @@ def _file_layers(path: Path, read: dict[Path, bool] | None = None) -> list[Layer
     read[path.resolve()] = False
     layer: Layer = {}
     layers: list[Layer] = []
-    entries = list(reading.leaves(reading.read_tree(path), SECTIONS.__contains__, path))
+    entries = list(nodes.leaves(nodes.read_tree(path), SECTIONS.__contains__, path))
     if any(key.partition(".")[0] == "methods" for key, _ in entries):
         raise ConfigError(f"{path} is a study, not one run; it is run by: python -m jgesr_lightning study {path}")
     for key, node in entries:
-        where = reading.place(path, node)
+        where = nodes.place(path, node)
         if key != "base":
             layer[_known(key, where)] = Setting(node, where, path.parent)
             continue
-        nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
-        for name in (reading.typed("base", entry, str) for entry in nodes):
+        bases = node.value if isinstance(node, yaml.SequenceNode) else [node]
+        for name in (reading.typed("base", entry, str) for entry in bases):
             base = path.parent / user_path(name)
             if not base.is_file():
                 options = [str(file.relative_to(path.parent)) for file in sorted(path.parent.glob("*.yaml"))]
@@ -121,7 +122,7 @@ def parse_overrides(overrides: Iterable[str]) -> Layer:
             continue
         if not equals or not key:
             raise ConfigError(f"{override!r} is no setting: write key=value, such as local.lr=0.05")
-        layer[_known(key, "")] = Setting(reading.argument(value))
+        layer[_known(key, "")] = Setting(nodes.argument(value))
     return layer
 
 
@@ -216,7 +217,7 @@ def _interpolate(values: dict[str, Any], hints: Mapping[str, Any]) -> None:
             raise ValueError(f"{key} is {text!r}; {str(error).splitlines()[0]}") from None
         if isinstance(found, dict) or reading.is_interpolation(found):
             raise ValueError(f"{key} is {text!r}; this gives {found!r}, which is no value")
-        values[key] = _value(key, Setting(reading.scalar(found)), hints[key])
+        values[key] = _value(key, Setting(nodes.scalar(found)), hints[key])
 
 
 def _carried(settings: Layer, before: str, after: str) -> Layer:

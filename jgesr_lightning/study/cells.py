@@ -27,7 +27,7 @@ from jgesr_lightning.config import (
     read_yaml,
     to_dict,
 )
-from jgesr_lightning.config.reading import scalar
+from jgesr_lightning.config.nodes import scalar
 from jgesr_lightning.identity import condition, digest, flatten, seed_of
 from jgesr_lightning.paths import user_path
 from jgesr_lightning.summary import DamagedSummaryError, read_summary
