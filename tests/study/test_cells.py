@@ -116,8 +116,11 @@ def test_the_papers_studies_hold_the_papers_cells():
     _, cells = load_study("table1")
     combinations = {(c.config.data.name, c.config.channel.noise, c.config.seed) for c in cells}
     assert len(combinations) == 2 * 2 * 10
-    assert len(cells) == 9 * len(combinations)
+    assert len(cells) == 10 * len(combinations)
     assert all((c.config.rounds, c.config.clients, c.config.data.fraction) == (30, 20, 1.0) for c in cells)
+    assert {(c.config.local.batch_size, c.config.metric) for c in cells} == {("full", "accuracy/trained")}
+    rows = {(c.config.aggregator.name, c.config.aggregator.settings.get("fidelity")) for c in cells}
+    assert {("two_step", "uniform"), ("two_step", "shares"), ("jgesr", "uniform"), ("jgesr", "shares")} < rows
     _, cells = load_study("missing")
     assert sorted({c.config.channel.missing_rate for c in cells}) == [rate / 100 for rate in range(11)]
 
@@ -230,3 +233,14 @@ def test_junk_in_an_array_tasks_variables_is_one_line():
         environment = {f"SLURM_ARRAY_TASK_{key}": "4" for key in ("ID", "MIN", "MAX", "COUNT")}
         with pytest.raises(ConfigError, match=f"SLURM_ARRAY_TASK_{name} is 'x'"):
             parse_part(None, {**environment, f"SLURM_ARRAY_TASK_{name}": "x"})
+
+
+def test_the_readings_cross_batch_size_and_network_on_the_two_calibrated_methods():
+    for name in ("readings", "readings_small"):
+        _, cells = load_study(name)
+        config = [cell.config for cell in cells]
+        assert len({cell.name for cell in cells}) == len(cells) == 2 * 3 * 2 * 2 * 2
+        assert {c.aggregator.name for c in config} == {"fedavg", "fedprox"}
+        assert {(c.local.batch_size, c.model.name) for c in config} == {
+            (size, net) for size in ("full", 128, 10) for net in ("lenet", "fedavg_cnn")
+        }
