@@ -21,6 +21,7 @@ from jgesr_lightning.config import (
     Section,
     Setting,
     Settings,
+    find_config,
     folders,
     load_config,
     parse_overrides,
@@ -194,13 +195,17 @@ def load_study(name: str | Path, overrides: Sequence[str] = ()) -> tuple[str, li
 
 
 def find_study(name: str | Path) -> Path:
-    """Return the file of a study: a path, or the bare name of one in ``configs/studies/``."""
-    places = folders("studies")
-    for candidate in (user_path(name), *(folder / f"{name}.yaml" for folder in places)):
-        if candidate.is_file():
-            return candidate
-    known = sorted({path.stem for folder in places for path in folder.glob("*.yaml")})
-    raise ConfigError(f"no study {name}{nearest(str(name), known)}; known: {', '.join(known)}")
+    """Return the file of a study: a path, or the name of one in ``configs/studies/``.
+
+    Raises:
+        ConfigError: no such file; it names those there are.
+    """
+    try:
+        return find_config(name, "studies")
+    except ConfigError:
+        known = sorted({path.stem for folder in folders("studies") for path in folder.glob("*.yaml")})
+        shown = str(name) if len(str(name)) <= 100 else f"{str(name)[:100]}..."
+        raise ConfigError(f"no study {shown}{nearest(str(name), known)}; known: {', '.join(known)}") from None
 
 
 def choose(cells: Sequence[Cell], only: Sequence[str] = (), part: tuple[int, int] = (1, 1)) -> list[Cell]:
