@@ -8,20 +8,32 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from jgesr_lightning.config import ConfigError
 from jgesr_lightning.paths import user_path
 from jgesr_lightning.reporting import plots
+from jgesr_lightning.reporting.agg import Figure
+from jgesr_lightning.reporting.comparisons import Dot, client_plot, dot_plot, forest_plot
+from jgesr_lightning.reporting.network import graph_network
+from jgesr_lightning.reporting.options import add_arguments, beside
 from jgesr_lightning.reporting.plots import Series
-from jgesr_lightning.reporting.runs import Block, Column, Run, blocks, collect
-from jgesr_lightning.reporting.statistics import mean_of
-from jgesr_lightning.reporting.table import METRIC, column_title, describe, seed_values
+from jgesr_lightning.reporting.runs import Block, Column, Run, blocks
+from jgesr_lightning.reporting.statistics import interval_of, mean_of
+from jgesr_lightning.reporting.tables import (
+    METRIC,
+    Table,
+    build,
+    column_title,
+    describe,
+    mark_text,
+    seed_values,
+    tables_of,
+)
+from jgesr_lightning.reporting.text import shown
 
 _TRIVIAL = ("local", "fedavg", "fedprox")
 """Methods whose mixing matrix says nothing about the clients."""
@@ -35,31 +47,47 @@ class Drawing:
         name: file name without suffix.
         caption: what it shows.
         figure: the figure.
+        kind: "compare", "clients", "curves" or "graph": the part of a page that it belongs to.
     """
 
     name: str
     caption: str
     figure: Figure
+    kind: str = "curves"
 
 
-def draw(runs: Sequence[Run], metric: str = METRIC) -> Iterator[Drawing]:
+def draw(runs: Sequence[Run], metric: str = METRIC, reference: str | None = None) -> Iterator[Drawing]:
     """Yield, one at a time, every figure that the runs support.
 
-    Accuracy per round for each data set, noise level and missing rate; accuracy against the missing rate and against
-    the noise level, where there are several; the last learned graph beside the clients' classes; the objective against
-    the iteration. Names are unique, also where upper and lower case are one; each block of comparable runs after the
-    first adds its number.
+    For each data set, noise level and missing rate: means with intervals beside the paper's values, differences to the
+    reference, the distribution over clients, accuracy per round, the last learned graph as a matrix beside the clients'
+    classes and as a network, and the objective against the iteration. Accuracy against the missing rate and against
+    the noise level, where there are several. Names are unique, also where upper and lower case are one; each block of
+    comparable runs after the first adds its number.
     """
     taken: set[str] = set()
     for number, block in enumerate(blocks(runs), 1):
-        suffix = "" if number == 1 else f"_{number}"
-        for drawing in _block(block, metric):
-            name = _unused(_file_name(f"{drawing.name}{suffix}"), taken)
-            taken.add(name.lower())
-            yield Drawing(name, drawing.caption, drawing.figure)
+        yield from unique(draw_block(block, build(block, metric, reference)), number, taken)
 
 
-def _block(block: Block, metric: str) -> Iterator[Drawing]:
+def unique(drawings: Iterable[Drawing], number: int, taken: set[str]) -> Iterator[Drawing]:
+    """Yield the drawings of a block under names that no other picture has; `taken` is added to."""
+    suffix = "" if number == 1 else f"_{number}"
+    for drawing in drawings:
+        name = _unused(_file_name(f"{drawing.name}{suffix}"), taken)
+        taken.add(name.lower())
+        yield replace(drawing, name=name)
+
+
+def draw_block(block: Block, table: Table) -> Iterator[Drawing]:
+    """Yield the figures of one table."""
+    metric = table.metric
+    for column in block.columns:
+        yield from _means(table, column)
+    for column in block.columns:
+        yield from _differences(table, column)
+    for column in block.columns:
+        yield from _clients(block, table, column)
     for column in block.columns:
         yield from _per_round(block, column, metric)
     yield from _against_missing(block, metric)
@@ -67,6 +95,70 @@ def _block(block: Block, metric: str) -> Iterator[Drawing]:
     for column in block.columns:
         yield from _graphs(block, column)
         yield from _objectives(block, column)
+
+
+def _means(table: Table, column: Column) -> Iterator[Drawing]:
+    found = {label: entry for label in table.rows if (entry := table.entries.get((label, column))) is not None}
+    if len(found) < 2:
+        return
+    dots = [
+        Dot(label, entry.value.mean, interval_of(entry.value), entry.paper, mark=mark_text(entry.marks))
+        for label, entry in found.items()
+    ]
+    title = column_title(column)
+    intervals = "strokes: 95 % intervals over seeds" if any(dot.half_width for dot in dots) else "one seed"
+    paper = "; diamonds: the paper's value" if any(dot.paper is not None for dot in dots) else ""
+    yield Drawing(
+        f"means_{title}",
+        f"{title}: {describe(table.metric)}, mean over seeds; {intervals}{paper}.",
+        dot_plot(dots, _ylabel(table.metric), title),
+        "compare",
+    )
+
+
+def _differences(table: Table, column: Column) -> Iterator[Drawing]:
+    pairs = {
+        label: entry.pair
+        for label in table.rows
+        if (entry := table.entries.get((label, column))) is not None and entry.pair is not None
+    }
+    dots = [Dot(label, one.mean, one.half_width, None, one.holm_half_width) for label, one in pairs.items()]
+    if not any(dot.half_width is not None for dot in dots):
+        return
+    title = f"{column_title(column)}: minus {table.reference}"
+    yield Drawing(
+        f"differences_{column_title(column)}",
+        f"{column_title(column)}: each method minus {table.reference} on equal seeds; right of zero is better than "
+        f"{table.reference}. Thick: 95 % interval by itself; thin: corrected for the number of differences in the "
+        "table (Holm).",
+        forest_plot(dots, "percentage points", title),
+        "compare",
+    )
+
+
+def _clients(block: Block, table: Table, column: Column) -> Iterator[Drawing]:
+    base = table.metric.partition("_")[0]
+    rows = []
+    for label in table.rows:
+        values, names = [], []
+        for run in block.cell(label, column):
+            held = run.summary.get("clients", {}).get(base)
+            for client, value in enumerate(held if isinstance(held, list) else []):
+                if value is not None:
+                    values.append(100 * float(value))
+                    names.append(f"client {client}, seed {run.config['seed']}")
+        if values:
+            worst = int(np.argmin(values))
+            rows.append((label, np.array(values), shown(f"{names[worst]}: {values[worst]:.0f} %")))
+    if rows:
+        title = column_title(column)
+        yield Drawing(
+            f"clients_{title}",
+            f"{title}: {describe(base)} of every client of every seed after the last round, one point each; the stroke "
+            "is their mean, and the worst is named.",
+            client_plot(rows, _ylabel(base), title),
+            "clients",
+        )
 
 
 def _per_round(block: Block, column: Column, metric: str) -> Iterator[Drawing]:
@@ -138,7 +230,7 @@ def _against(block: Block, columns: Sequence[Column], axis: int, metric: str) ->
 
 
 def _graphs(block: Block, column: Column) -> Iterator[Drawing]:
-    for label in block.labels:
+    for label in reversed(block.labels):  # the proposed method first
         name = label.partition(" ")[0]
         run = next(iter(block.cell(label, column)), None)
         graph = None if run is None or name in _TRIVIAL else run.source.last_graph()
@@ -158,6 +250,15 @@ def _graphs(block: Block, column: Column) -> Iterator[Drawing]:
             f"{title} (seed {run.config['seed']}): {kind}s between clients, ordered by average-linkage clustering of "
             f"the weights.{beside}",
             figure,
+            "graph",
+        )
+        around = plots.cluster_order(weights)
+        yield Drawing(
+            f"network_{label}_{column_title(column)}",
+            f"{title} (seed {run.config['seed']}): clients on a circle in the order of the matrix; an edge is as broad "
+            "as its weight, the slightest are left out" + ("." if held is None else "; a node shows its classes."),
+            graph_network(weights, held[1] if held else None, held[0] if held else (), around, title),
+            "graph",
         )
 
 
@@ -168,7 +269,8 @@ def _objectives(block: Block, column: Column) -> Iterator[Drawing]:
             trace = run.summary.get("aggregation", {}).get("objective")
             if isinstance(trace, list) and len(trace) > 1:
                 values = [float("nan") if value is None else float(value) for value in trace]
-                series.append(Series(label, list(range(len(trace))), values))
+                at = run.summary["aggregation"].get("objective_at") or range(len(trace))
+                series.append(Series(label, list(at), values))
     if series:
         title = column_title(column)
         yield Drawing(
@@ -218,37 +320,23 @@ def _file_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9.-]+", "_", text).strip("_")
 
 
-def finished(roots: Sequence[str | Path], metric: str) -> tuple[list[Run], list[str]]:
-    """Return the finished runs below some folders whose files can be read, and notes on those left out.
-
-    Raises:
-        ConfigError: no folder, no finished run, or a metric that cannot be drawn.
-    """
-    if not metric.startswith("accuracy/"):
-        raise ConfigError(f"--metric is {metric!r}; figures show accuracies, such as {METRIC}")
-    collection = collect(roots, metric)
-    if not collection.runs:
-        why = f" ({'; '.join(collection.notes)})" if collection.notes else ""
-        raise ConfigError(f"no finished run in {', '.join(map(str, roots))}{why}")
-    return collection.runs, collection.notes
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw the figures of the runs below some folders into files."""
     parser = argparse.ArgumentParser(prog="python -m jgesr_lightning figures", description=__doc__.splitlines()[0])
-    parser.add_argument("folders", type=user_path, nargs="+", metavar="RUNS", help="folder with runs, at any depth")
-    parser.add_argument("--metric", default=METRIC, help=f"an accuracy in the runs' files ({METRIC})")
+    add_arguments(parser)
     parser.add_argument("--out", type=user_path, metavar="DIR", help="folder of the figures (RUNS/figures)")
     arguments = parser.parse_args(argv)
-    runs, notes = finished(arguments.folders, arguments.metric)
-    target = arguments.out or Path(arguments.folders[0]) / "figures"
+    found = tables_of(arguments.folders, arguments.metric, arguments.reference, drawn=True)
+    if not found.metric.startswith("accuracy/"):
+        raise ConfigError(f"--metric is {found.metric!r}; figures show accuracies, such as {METRIC}")
+    target = arguments.out or beside(arguments.folders[0], "figures")
     count = 0
-    for drawing in draw(runs, arguments.metric):
+    for drawing in draw(found.collection.runs, found.metric, arguments.reference or found.reference):
         for path in plots.save(drawing.figure, target / drawing.name):
             print(path)
         count += 1
-    for note in notes:
+    for note in found.collection.notes:
         print(f"note: {note}", file=sys.stderr)
     if not count:
-        raise ConfigError(f"the runs in {', '.join(arguments.folders)} have no curve, graph or objective to draw")
+        raise ConfigError(f"the runs in {', '.join(map(shown, arguments.folders))} have nothing to draw")
     return 0

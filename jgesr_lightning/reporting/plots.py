@@ -8,6 +8,8 @@ which the colour-blind can tell apart.
 from __future__ import annotations
 
 import io
+import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,15 +18,19 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.cluster.hierarchy import linkage
+from scipy.spatial.distance import squareform
 
-from jgesr_lightning.reporting.agg import mpl
+from jgesr_lightning.reporting.agg import (
+    Axes,
+    ConstrainedLayoutEngine,
+    Figure,
+    FigureCanvasAgg,
+    LinearSegmentedColormap,
+    MaxNLocator,
+    mpl,
+)
 from jgesr_lightning.reporting.text import figure_text
-
-from matplotlib.axes import Axes  # isort: skip
-from matplotlib.backends.backend_agg import FigureCanvasAgg  # isort: skip
-from matplotlib.figure import Figure  # isort: skip
-from matplotlib.layout_engine import ConstrainedLayoutEngine  # isort: skip
-from matplotlib.ticker import MaxNLocator  # isort: skip
 
 Array = NDArray[np.float64]
 
@@ -48,22 +54,35 @@ _OTHERS = [
     ("#CC79A7", "-", "H"),
     ("#E69F00", "-.", "8"),
 ]
+INK, ACCENT = "#222222", "#0072B2"
+DARK: Mapping[str, str] = {  # what colours become on a dark page
+    INK: "#E6E6E6", "#DDDDDD": "#3F4650", "#FFFFFF": "#16181D", "#000000": "#F2F2F2", "#555555": "#B4B4B4",
+    "#0072B2": "#4FA8E0", "#009E73": "#2CC295", "#D55E00": "#FF8A3D", "#E69F00": "#F2B33D", "#CC79A7": "#E29AC2",
+    "#7F3C8D": "#C08AD0", "#8C6D31": "#C8A45C",
+}  # fmt: skip
 _MARKER_SIZES = {"*": 8.0, "P": 6.5, "X": 6.5, "^": 5.5, "v": 5.5, "<": 5.5, ">": 5.5}  # to look alike in area
-_CLASS_COLOURS = (
+CLASS_COLOURS = (
     "#4E79A7", "#F28E2B", "#B07AA1", "#76B7B2", "#E15759",
     "#EDC948", "#59A14F", "#FF9DA7", "#9C755F", "#BAB0AC",
 )  # fmt: skip
 # straight strokes only: dots and rings cost a hundred times their bytes in an SVG file
 _HATCHES = ("", "///", "\\\\\\", "xxx", "---", "|||", "+++", "/", "--\\\\", "||//")
+_WEIGHTS = LinearSegmentedColormap.from_list("weights", [(0, 0.45, 0.7, 0.0), (0, 0.45, 0.7, 1.0)])
 _RC: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib: the same figure everywhere
     "font.size": 9,
     "axes.titlesize": 9,
     "axes.labelsize": 9,
-    "xtick.labelsize": 8,
-    "ytick.labelsize": 8,
-    "legend.fontsize": 8,
+    "xtick.labelsize": 8.5,  # 11 pixels of a page
+    "ytick.labelsize": 8.5,
+    "legend.fontsize": 8.5,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "savefig.transparent": False,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.linewidth": 0.7,
@@ -103,8 +122,8 @@ def graph_heatmap(
         title: written above.
         label: what the weights are; stands at the colour bar.
     """
-    weights = _square(graph)
-    with _drawing():
+    weights = square(graph)
+    with drawing():
         figure = Figure(figsize=(4.6, 3.9), layout="constrained")
         _heatmap(figure, figure.add_subplot(), weights, _order(order, len(weights)), label)
         if title:
@@ -130,12 +149,12 @@ def graph_and_labels(
         title: written above.
         label: what the weights are.
     """
-    weights, held = _square(graph), np.asarray(counts, dtype=np.float64)
+    weights, held = square(graph), np.asarray(counts, dtype=np.float64)
     count = len(weights)
     if held.shape != (count, len(classes)):
         raise ValueError(f"counts must have shape ({count}, {len(classes)}); got {held.shape}")
     rows = _order(cluster_order(weights) if order is None else order, count)
-    with _drawing():
+    with drawing():
         figure = Figure(figsize=(8.6, 4.2), layout=ConstrainedLayoutEngine(wspace=0.06))
         left, right = figure.subplots(1, 2, width_ratios=(1.2, 1), sharey=True)
         _heatmap(figure, left, weights, rows, label, aspect="auto")  # rows level with the bars beside them
@@ -186,7 +205,7 @@ def objective_trace(series: Sequence[Series], title: str = "") -> Figure:
 
     A solver's objective has no natural zero; what can be judged is how fast, and whether steadily, it comes down.
     """
-    with _drawing():
+    with drawing():
         figure = Figure(figsize=(5.6, 3.6), layout="constrained")
         axes = figure.add_subplot()
         for place, line in enumerate(series):
@@ -195,6 +214,7 @@ def objective_trace(series: Sequence[Series], title: str = "") -> Figure:
             gap = np.where(gap > 0, gap, np.nan)  # the smallest value itself has no logarithm
             _draw(axes, line, gap, style_of(line.label, place))
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")  # exponents would be too small to read
         axes.set_xlabel("iteration")
         axes.set_ylabel("objective above its smallest value")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -205,25 +225,25 @@ def objective_trace(series: Sequence[Series], title: str = "") -> Figure:
 def cluster_order(graph: ArrayLike) -> list[int]:
     """Return an order of the clients in which strongly joined ones are neighbours.
 
-    Average-linkage clustering of the weights, leaves from left to right; ties go to the lowest numbers, and clusters
-    come with their lowest client first where the tree leaves a choice.
+    Average-linkage clustering of the weights, leaves from left to right; of two branches, the one with the lowest
+    client comes first.
 
     >>> cluster_order([[0, 0, 1], [0, 0, 0], [1, 0, 0]])
     [0, 2, 1]
     """
-    weights = _square(graph)
+    weights = np.nan_to_num(square(graph))
+    count = len(weights)
+    if count < 3:
+        return list(range(count))
     similarity = (weights + weights.T) / 2
-    np.fill_diagonal(similarity, -np.inf)
-    groups = [[client] for client in range(len(similarity))]
-    while len(groups) > 1:
-        a, b = sorted(divmod(int(similarity.argmax()), len(similarity)))
-        sizes = len(groups[a]), len(groups[b])
-        merged = (sizes[0] * similarity[a] + sizes[1] * similarity[b]) / sum(sizes)
-        similarity[a] = similarity[:, a] = merged
-        similarity[a, a] = -np.inf
-        similarity = np.delete(np.delete(similarity, b, 0), b, 1)
-        groups[a] += groups.pop(b)
-    return groups[0] if groups else []
+    distance = similarity.max() - similarity  # average linkage: the order is that of the similarities
+    np.fill_diagonal(distance, 0.0)
+    merges = linkage(squareform(distance, checks=False), "average")
+    groups = [[client] for client in range(count)]
+    for first, second, *_ in merges:
+        lower, upper = sorted((groups[int(first)], groups[int(second)]), key=min)
+        groups.append(lower + upper)
+    return groups[-1]
 
 
 def style_of(label: str, place: int = 0) -> dict[str, Any]:
@@ -244,15 +264,43 @@ def save(figure: Figure, stem: Path) -> list[Path]:
 def render(figure: Figure, kind: str, dpi: int = 120) -> bytes:
     """Return a figure as the bytes of a "png" or an "svg" file, without a date: equal figures give equal bytes."""
     buffer = io.BytesIO()
-    with _drawing():
+    with drawing():
         FigureCanvasAgg(figure)
         figure.savefig(buffer, format=kind, dpi=dpi, metadata={"Date": None} if kind == "svg" else {"Software": None})
     return buffer.getvalue()
 
 
+def page_svg(figure: Figure, name: str) -> str:
+    """Return a figure as an SVG element to stand in a page: text is text, colours are the page's.
+
+    Args:
+        figure: the figure.
+        name: unique in the page, so that no two figures' parts are taken for each other.
+    """
+    buffer = io.BytesIO()
+    with drawing(), mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        FigureCanvasAgg(figure)
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    text = buffer.getvalue().decode()
+    text = re.sub(r"<metadata>.*?</metadata>\s*", "", text[text.index("<svg") :], flags=re.DOTALL)
+    text = re.sub(r"(\d\.\d{2})\d+", r"\1", re.sub(r"\s*\n\s*", " ", text))  # hundredths of a point are fine enough
+    text = re.sub(r' id="(?![mphC][0-9a-f]{6})[^"]*"', "", text)  # only markers, clips, hatches are referred to
+    return re.sub(r"((?:fill|stroke): )#([0-9a-f]{6})(?![0-9a-f])", _page_colour, text)
+
+
+def _page_colour(found: re.Match[str]) -> str:
+    colour = f"#{found[2]}"
+    return f"{found[1]}var(--c{found[2]})" if colour.upper() in DARK else found[0]
+
+
+def page_colours(dark: bool) -> str:
+    """Return the definitions of the colours that `page_svg` leaves to the page."""
+    return " ".join(f"--c{light[1:].lower()}: {other if dark else light};" for light, other in DARK.items())
+
+
 def to_pixels(figure: Figure, dpi: int = 120) -> NDArray[np.uint8]:
     """Return a figure as (height, width, 3) pixels."""
-    with _drawing():
+    with drawing():
         figure.set_dpi(dpi)
         canvas: Any = FigureCanvasAgg(figure)
         canvas.draw()
@@ -260,12 +308,15 @@ def to_pixels(figure: Figure, dpi: int = 120) -> NDArray[np.uint8]:
 
 
 @contextmanager
-def _drawing() -> Iterator[None]:
-    with mpl.rc_context(_RC):
+def drawing() -> Iterator[None]:
+    """Draw in our style inside the block; the settings of others come back after it."""
+    with mpl.rc_context(_RC), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # a name may use any script
         yield
 
 
-def _square(graph: ArrayLike) -> Array:
+def square(graph: ArrayLike) -> Array:
+    """Return a copy of a graph; ValueError unless it is a square matrix."""
     weights = np.array(graph, dtype=np.float64)
     if weights.ndim != 2 or weights.shape[0] != weights.shape[1]:
         raise ValueError(f"a graph between clients must be a square matrix; got shape {weights.shape}")
@@ -285,7 +336,8 @@ def _heatmap(
     shown = weights[np.ix_(rows, rows)]
     finite = shown[np.isfinite(shown)]
     top = float(finite.max()) if finite.size and finite.max() > 0 else 1.0
-    image = axes.imshow(shown, cmap="Blues", vmin=0.0, vmax=top, interpolation="nearest", aspect=aspect)
+    # transparent where nothing is: the same picture on white paper and on a dark page
+    image = axes.imshow(shown, cmap=_WEIGHTS, vmin=0.0, vmax=top, interpolation="nearest", aspect=aspect)
     bar = figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03)
     bar.set_label(figure_text(label))
     bar.outline.set_linewidth(0.7)
@@ -302,7 +354,7 @@ def _client_ticks(axes: Axes, rows: list[int]) -> None:
     axes.set_yticks(places, names)
     axes.set_xticks(places, names, rotation=90 if len(rows) > 12 else 0)
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_tick_params(labelsize=7)
+        axis.set_tick_params(labelsize=8.5)
 
 
 def _label_bars(axes: Axes, held: Array, classes: Sequence[str], rows: list[int]) -> None:
@@ -318,7 +370,7 @@ def _label_bars(axes: Axes, held: Array, classes: Sequence[str], rows: list[int]
             share[held_here],
             left=left[held_here],
             height=1.0 if narrow else 0.82,
-            color=_CLASS_COLOURS[column % len(_CLASS_COLOURS)],
+            color=CLASS_COLOURS[column % len(CLASS_COLOURS)],
             hatch=None if narrow else _HATCHES[column % len(_HATCHES)],
             edgecolor="white",
             linewidth=0.0 if narrow else 0.4,
@@ -327,9 +379,9 @@ def _label_bars(axes: Axes, held: Array, classes: Sequence[str], rows: list[int]
         left = left + share
     for place, total in enumerate(totals):
         if not narrow:
-            axes.text(1.015, place, f"{int(total):,}", va="center", fontsize=7)
+            axes.text(1.015, place, f"{int(total):,}", va="center", fontsize=8.5)
     if not narrow:
-        axes.text(1.015, -0.9, "samples", va="bottom", fontsize=7, style="italic")
+        axes.text(1.015, -0.9, "samples", va="bottom", fontsize=8.5, style="italic")
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlim(0, 1)
     axes.set_xlabel("share of a client's samples")
@@ -346,7 +398,7 @@ def _label_bars(axes: Axes, held: Array, classes: Sequence[str], rows: list[int]
 
 
 def _lines(series: Sequence[Series], xlabel: str, ylabel: str, title: str, bands: bool) -> tuple[Figure, Axes]:
-    with _drawing():
+    with drawing():
         figure = Figure(figsize=(6.4, 3.9), layout="constrained")
         axes = figure.add_subplot()
         for place, line in enumerate(series):

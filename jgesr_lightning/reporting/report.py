@@ -1,152 +1,138 @@
-"""One HTML page with the tables and figures of a folder of runs; everything is inside it, nothing is fetched.
+"""One HTML page: what was found, in words, pictures and tables, and the way to each run; nothing is fetched.
 
-``python -m jgesr_lightning report runs/ [--metric accuracy/received] [--out FILE]``
+``python -m jgesr_lightning report RUNS ... [--metric M] [--reference METHOD] [--out FILE]``
 """
 
 from __future__ import annotations
 
 import argparse
-import base64
-from collections.abc import Iterable, Sequence
-from html import escape
+import os
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from jinja2 import Environment, PackageLoader
+from markupsafe import Markup
 
 from jgesr_lightning.paths import user_path
 from jgesr_lightning.reporting import plots
-from jgesr_lightning.reporting.figures import Drawing, draw
-from jgesr_lightning.reporting.runs import Run
-from jgesr_lightning.reporting.table import (
-    ABSENT,
-    METRIC,
-    Table,
-    column_title,
-    difference_to_paper,
-    paired_rows,
-    paired_title,
-    paper_text,
-    shows_paper,
-    tables_of,
-    value_text,
-)
+from jgesr_lightning.reporting.diagnostics import diagnostics
+from jgesr_lightning.reporting.figures import Drawing, draw_block, unique
+from jgesr_lightning.reporting.options import add_arguments, beside
+from jgesr_lightning.reporting.render import ABSENT, grids
+from jgesr_lightning.reporting.runs import Run, blocks
+from jgesr_lightning.reporting.sources import Folder
+from jgesr_lightning.reporting.tables import Findings, column_title, protocol_text, tables_of
+from jgesr_lightning.reporting.text import shown
+from jgesr_lightning.reporting.words import reading, summary
 from jgesr_lightning.runtime.files import write_text
 
-_STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
-h1 { font-size: 1.6rem; } h2 { font-size: 1.25rem; margin-top: 2.5rem; border-bottom: 1px solid #ccc; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; margin: 1rem 0; }
-th, td { padding: .3rem .7rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; }
-thead th { border-bottom: 2px solid #444; vertical-align: bottom; }
-.n, .paper { color: #555; } .scroll { overflow-x: auto; }
-figure { margin: 2rem 0; } figure img { max-width: 100%; height: auto; }
-figcaption, .protocol { color: #444; font-size: .9rem; }
-"""
+LIMIT = 1_900_000
+"""Bytes beyond which pictures are left out, and named: the page stays below two megabytes."""
+_FOR_RUNS = 0.15  # part of it that the list of runs and the tables may take
+_NARROW = 400  # points
 
 
-def page(tables: Sequence[Table], drawings: Iterable[Drawing], runs: Sequence[Run], notes: Sequence[str]) -> str:
-    """Return the page."""
-    parts = [
-        "<!DOCTYPE html>",
-        '<html lang="en"><head><meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>jgesr_lightning: results of {len(runs)} runs</title><style>{_STYLE}</style></head><body>",
-        f"<h1>Results of {len(runs)} runs</h1>",
-    ]
-    for number, table in enumerate(tables, 1):
-        parts.append(f"<h2>Table {number}</h2>" if len(tables) > 1 else "<h2>Table</h2>")
-        parts.append(_table(table))
-    if notes:
-        parts.append("<h2>Left out</h2>" + _list(notes))
-    parts.append("<h2>Figures</h2>")
-    parts += [_figure(drawing) for drawing in drawings]
-    parts.append(_run_list(runs))
-    parts.append("</body></html>")
-    return "\n".join(parts) + "\n"
+def page(found: Findings, target: Path) -> str:
+    """Return the page.
 
-
-def _table(table: Table) -> str:
-    head, under = ["<th rowspan=2>method</th>"], []
-    for column in table.columns:
-        wide = shows_paper(table, column)
-        head.append(f"<th colspan={3 if wide else 1}>{escape(column_title(column))}</th>")
-        under.append(f"<th>measured{' (%)' if table.unit else ''}</th>")
-        under += ["<th>paper</th>", "<th>difference</th>"] if wide else []
-    rows = []
-    for label in table.rows:
-        cells = [f"<td>{escape(label)}</td>"]
-        for column in table.columns:
-            entry = table.entries.get((label, column))
-            if entry is None:
-                cells.append(f"<td>{ABSENT}</td>")
-            else:
-                text = escape(value_text(entry.value))
-                text = f"<strong>{text}</strong>" if entry.best else text
-                cells.append(f'<td>{text} <span class="n">({entry.value.n})</span></td>')
-            if shows_paper(table, column):
-                cells.append(f'<td class="paper">{paper_text(label, column)}</td>')
-                cells.append(f'<td class="paper">{difference_to_paper(entry, label, column)}</td>')
-        rows.append(f"<tr>{''.join(cells)}</tr>")
-    parts = [f'<div class="protocol">{_list(table.protocol)}</div>']
-    parts.append(_grid([head, under], rows))
-    if table.has_pairs:
-        titles = ["<th>method</th>", *(f"<th>{escape(column_title(column))}</th>" for column in table.columns)]
-        body = [
-            f"<tr><td>{escape(label)}</td>{''.join(f'<td>{escape(text)}</td>' for text in texts)}</tr>"
-            for label, texts in paired_rows(table)
-        ]
-        parts += [f'<p class="protocol">{escape(paired_title(table))}.</p>', _grid([titles], body)]
-    return "\n".join(parts)
-
-
-def _grid(head: Sequence[Sequence[str]], rows: Sequence[str]) -> str:
-    top = "".join(f"<tr>{''.join(cells)}</tr>" for cells in head)
-    return f'<div class="scroll"><table><thead>{top}</thead><tbody>{"".join(rows)}</tbody></table></div>'
-
-
-def _list(lines: Sequence[str]) -> str:
-    return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
-
-
-def _figure(drawing: Drawing) -> str:
-    data = base64.b64encode(plots.render(drawing.figure, "svg")).decode()
-    caption = escape(drawing.caption)
-    return (
-        f'<figure id="{escape(drawing.name)}"><img alt="{caption}" src="data:image/svg+xml;base64,{data}">'
-        f"<figcaption>{caption}</figcaption></figure>"
+    Args:
+        found: the tables and the runs.
+        target: where the page will stand: links to the runs are relative to it.
+    """
+    runs = found.collection.runs
+    room = int(LIMIT * (1 - _FOR_RUNS)) - 600 * len(runs)
+    left_out: list[str] = []
+    taken: set[str] = set()
+    sections = []
+    for number, (block, table) in enumerate(zip(blocks(runs), found.tables, strict=True), 1):
+        drawings = draw_block(block, table) if table.unit else iter(())
+        drawn: dict[str, list[Mapping[str, Any]]] = {}
+        for drawing in unique(drawings, number, taken):
+            svg = _svg(drawing)
+            if len(svg) > room:
+                left_out.append(drawing.name)
+                continue
+            room -= len(svg)
+            drawn.setdefault(drawing.kind, []).append(
+                {"name": drawing.name, "caption": drawing.caption, "svg": Markup(svg)}
+            )
+        sections.append(
+            {
+                "words": summary(table),
+                "reading": reading(table, protocol_text(block.runs[0].protocol)),
+                "grids": grids(table),
+                "protocol": table.protocol,
+                "diagnostics": diagnostics(block, table),
+                "differs": shown(", ".join(f"{key} is {value}" for key, value in block.differs.items()), 1000),
+                **drawn,
+            }
+        )
+    environment = Environment(loader=PackageLoader("jgesr_lightning.reporting"), autoescape=True, trim_blocks=True)
+    environment.filters["minus"] = _true_minus
+    return environment.get_template("page.html.j2").render(
+        title=f"Results of {len(runs)} run{'' if len(runs) == 1 else 's'}",
+        light=Markup(plots.page_colours(dark=False)),
+        dark=Markup(plots.page_colours(dark=True)),
+        sections=sections,
+        left_out=left_out,
+        notes=found.collection.notes,
+        metric=found.metric,
+        runs=[_run(run, found, target) for run in runs],
     )
 
 
-def _run_list(runs: Sequence[Run]) -> str:
-    rows = []
-    for run in runs:
-        accuracy, seconds = run.last(METRIC), run.summary.get("seconds", {}).get("total")
-        texts = [
-            run.name,
-            run.label,
-            column_title(run.column),
-            str(run.config["seed"]),
-            str(run.summary["last"]["round"]),
-            ABSENT if accuracy is None else f"{100 * accuracy:.2f}",
-            ABSENT if seconds is None else f"{seconds:.0f}",
-        ]
-        rows.append(f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in texts)}</tr>")
-    titles = ["run", "method", "setting", "seed", "last round", f"{METRIC} (%)", "seconds"]
-    head = [f"<th>{escape(title)}</th>" for title in titles]
-    return f"<h2>Runs</h2><details><summary>{len(runs)} runs</summary>{_grid([head], rows)}</details>"
+def _svg(drawing: Drawing) -> str:
+    svg = plots.page_svg(drawing.figure, drawing.name)
+    narrow = drawing.figure.get_figwidth() * 72 < _NARROW
+    return svg.replace("<svg ", "<svg data-narrow ", 1) if narrow else svg
+
+
+def _true_minus(text: str) -> str:
+    """Return text whose negative numbers have a true minus."""
+    return re.sub(r"(?<![^\s(\[])-(?=\d)", "\u2212", text)
+
+
+def _run(run: Run, found: Findings, target: Path) -> dict[str, Any]:
+    value, seconds = run.last(found.metric), run.summary.get("seconds", {}).get("total")
+    percent = found.metric.startswith("accuracy/")
+    folder = _link(run.folder, target) if isinstance(run.source, Folder) else None
+    links = [("config", f"{folder}/config.yaml")] if folder and (run.folder / "config.yaml").is_file() else []
+    links += [("W&B", url)] if (url := _wandb_url(run)) else []
+    texts = [
+        run.label,
+        column_title(run.column),
+        shown(run.config["seed"]),
+        str(run.summary["last"]["round"]),
+        ABSENT if value is None else f"{100 * value:.2f} %" if percent else f"{value:.4g}",
+        ABSENT if seconds is None else f"{seconds:.0f}",
+    ]
+    return {"name": run.name, "folder": folder, "texts": texts, "links": links}
+
+
+def _link(folder: Path, target: Path) -> str:
+    """Return the way from the page to a folder, as a URL, whatever bytes the names have."""
+    return quote(os.fsencode(os.path.relpath(folder.absolute(), target.absolute().parent)), safe="/.") or "."
+
+
+def _wandb_url(run: Run) -> str | None:
+    """Return the run's page at W&B, if the summary has one that a browser may open."""
+    told = run.summary.get("wandb")
+    url = told.get("url") if isinstance(told, Mapping) else None
+    return url if isinstance(url, str) and urlsplit(url).scheme in ("http", "https") else None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the page of the runs below some folders."""
     parser = argparse.ArgumentParser(prog="python -m jgesr_lightning report", description=__doc__.splitlines()[0])
-    parser.add_argument("folders", type=user_path, nargs="+", metavar="RUNS", help="folder with runs, at any depth")
-    parser.add_argument("--metric", default=METRIC, help=f"an accuracy in the runs' summaries ({METRIC})")
+    add_arguments(parser)
     parser.add_argument("--out", type=user_path, metavar="FILE", help="the page (RUNS/report.html)")
     arguments = parser.parse_args(argv)
-    drawn = arguments.metric.startswith("accuracy/")
-    tables, collection = tables_of(arguments.folders, arguments.metric, drawn)
-    drawings = draw(collection.runs, arguments.metric) if drawn else ()
-    target = arguments.out or Path(arguments.folders[0]) / "report.html"
+    found = tables_of(arguments.folders, arguments.metric, arguments.reference, drawn=True)
+    target = arguments.out or beside(arguments.folders[0], "report.html")
     target.parent.mkdir(parents=True, exist_ok=True)
-    write_text(target, page(tables, drawings, collection.runs, collection.notes))
+    write_text(target, page(found, target))
     print(target)
     return 0

@@ -1,23 +1,19 @@
-"""Finds finished runs below a folder, and says which ones are left out and why."""
+"""A finished run, and runs that can stand in one table."""
 
 from __future__ import annotations
 
-import json
 import math
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from jgesr_lightning.config import ConfigError
 from jgesr_lightning.identity import CELL, condition, digest, flatten, method_label, protocol, rounded, seed_of
-from jgesr_lightning.reporting.sources import UNREADABLE, Folder, Source, damage
+from jgesr_lightning.reporting.sources import UNREADABLE, Source
 from jgesr_lightning.reporting.text import shown
 
 SCHEMA = 1
-_INNER = ("wandb", "checkpoint", "figures", "media")  # folders inside a run's folder; there, none holds another run
 
 Column = tuple[str, float, float]
 """Data set, noise level, missing rate: a column of a table."""
@@ -84,104 +80,6 @@ class Run:
         return digest({"condition": settings, "seed": self.seed}, 32)
 
 
-@dataclass(frozen=True)
-class Collection:
-    """Runs, and what has to be said about them.
-
-    Attributes:
-        runs: finished, in the order of their folders' names; one of those with equal settings and seed.
-        notes: one line for each run that is left out, with its name and the reason, and for runs that count together.
-    """
-
-    runs: list[Run]
-    notes: list[str]
-
-
-def collect(roots: Iterable[str | Path], drawn: str | None = None) -> Collection:
-    """Return the finished runs in and below some folders.
-
-    Failed, stopped, unfinished and damaged runs are left out by name. Of several runs with the same settings and seed
-    the newest counts; where the settings differ by rounding all count, together as one seed.
-
-    Args:
-        roots: the folders.
-        drawn: metric whose figures are wanted: the files that they need must be sound too; None: summaries are enough.
-
-    Raises:
-        ConfigError: a folder that is not there.
-    """
-    runs: dict[str, Run] = {}
-    notes: list[str] = []
-    for folder in _run_folders(roots, notes):
-        found = _read(folder)
-        if isinstance(found, Run) and drawn is not None:
-            found = damage(found.source, drawn) or found
-        if isinstance(found, str):
-            notes.append(f"{shown(folder.name)}: {shown(found)}; left out")
-            continue
-        key = found.identity(exact=True)
-        former = runs.get(key)
-        if former is not None:
-            newer, older = (found, former) if _age(found) >= _age(former) else (former, found)
-            notes.append(f"{older.name}: same settings and seed as {newer.name}, which is newer; left out")
-            found = newer
-        runs[key] = found
-    kept = sorted(runs.values(), key=lambda run: str(run.folder))
-    return Collection(kept, notes + _coinciding(kept))
-
-
-def _coinciding(runs: Sequence[Run]) -> list[str]:
-    """Return a line for each run whose settings differ from another's, of the same seed, by rounding only."""
-    first: dict[str, str] = {}
-    names = [(run.name, first.setdefault(run.identity(), run.name)) for run in runs]
-    return [
-        f"{name}: same seed as {other}, and settings that differ by rounding only; their mean counts as that seed's"
-        for name, other in names
-        if name != other
-    ]
-
-
-def _run_folders(roots: Iterable[str | Path], notes: list[str]) -> Iterator[Path]:
-    """Yield the folders of runs, each once, through links too; say in `notes` what cannot be entered."""
-
-    def closed(error: OSError) -> None:
-        notes.append(f"{shown(error.filename)}: cannot be read ({shown(error.strerror)}); left out")
-
-    seen: set[Path] = set()
-    for root in roots:
-        if not Path(root).is_dir():
-            raise ConfigError(f"no folder {shown(root)}")
-        top = Path(root).resolve()
-        for place, folders, files in os.walk(root, followlinks=True, onerror=closed):
-            folder, real = Path(place), Path(place).resolve()
-            if real in seen or (real in top.parents):  # been there; or a link upwards, which would lead back here
-                folders.clear()
-                continue
-            seen.add(real)
-            is_run = "summary.json" in files or "config.yaml" in files
-            passed_over = _INNER if is_run else ()  # elsewhere a run may well be called so
-            folders[:] = sorted(name for name in folders if name not in passed_over and not name.startswith("."))
-            notes += [
-                f"{shown(name)}: a link to a place that is not there; left out"
-                for name in sorted(files)
-                if not is_run and os.path.islink(folder / name) and not os.path.exists(folder / name)
-            ]
-            if is_run:
-                yield folder
-
-
-def _read(folder: Path) -> Run | str:
-    """Return the run of a folder, or why it cannot be used."""
-    path = folder / "summary.json"
-    if not path.is_file():
-        return "not finished (no summary.json)"
-    try:
-        summary = json.loads(path.read_text(encoding="utf-8"))
-    except UNREADABLE as error:
-        return f"summary.json cannot be read ({type(error).__name__}: {error})"
-    return read_summary(folder, summary, Folder(folder))
-
-
 def read_summary(folder: Path, summary: Any, source: Source) -> Run | str:
     """Return the finished run of a summary, or why it cannot be used."""
     try:
@@ -230,13 +128,6 @@ def _check_numbers(summary: dict[str, Any]) -> None:
 
 def _numbered(name: str, values: Any) -> dict[str, Any]:
     return {f"{name}[{place}]": value for place, value in enumerate(values)} if isinstance(values, list) else {}
-
-
-def _age(run: Run) -> float:
-    try:
-        return (run.folder / "summary.json").stat().st_mtime
-    except OSError:
-        return 0.0
 
 
 _ORDER = ("local", "fedavg", "fedprox", "cfl", "fedamp", "pfedgraph", "two_step", "jgesr")

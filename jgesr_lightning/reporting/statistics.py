@@ -1,20 +1,16 @@
-"""Means over seeds, and paired differences with a confidence interval."""
+"""Means over seeds, and paired differences with confidence intervals, each by itself and corrected for their number."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy.special import stdtr, stdtrit  # Student's t without the half second that scipy.stats takes to import
 
-# 97.5 % quantiles of Student's t for 1 to 30 degrees of freedom
-_T = (
-    12.706205, 4.302653, 3.182446, 2.776445, 2.570582, 2.446912, 2.364624, 2.306004, 2.262157, 2.228139,
-    2.200985, 2.178813, 2.160369, 2.144787, 2.131450, 2.119905, 2.109816, 2.100922, 2.093024, 2.085963,
-    2.079614, 2.073873, 2.068658, 2.063899, 2.059539, 2.055529, 2.051831, 2.048407, 2.045230, 2.042272,
-)  # fmt: skip
-_Z = 1.959963984540054
+LEVEL = 0.05
+"""Chance that an interval misses the truth; for corrected ones, that any of a family wrongly leaves out zero."""
 
 
 @dataclass(frozen=True)
@@ -38,23 +34,59 @@ class Difference:
 
     Attributes:
         mean: of the differences.
-        half_width: of the 95 % confidence interval (Student's t), None for a single seed.
+        error: standard error of the mean, None for a single seed.
         n: number of seeds in common.
+        level: 1 minus the confidence of the interval.
+        holm_level: the same for the interval that is corrected for the number of differences in a table.
     """
 
     mean: float
-    half_width: float | None
+    error: float | None
     n: int
+    level: float = LEVEL
+    holm_level: float = LEVEL
+
+    @property
+    def half_width(self) -> float | None:
+        """Half width of the confidence interval (Student's t), None for a single seed."""
+        return self._half(self.level)
+
+    @property
+    def holm_half_width(self) -> float | None:
+        """Half width of the corrected interval."""
+        return self._half(self.holm_level)
+
+    @property
+    def p(self) -> float | None:
+        """Two-sided p value of the paired t test, None for a single seed."""
+        if self.error is None:
+            return None
+        if self.error == 0:
+            return 1.0 if self.mean == 0 else 0.0
+        return float(2 * stdtr(self.n - 1, -abs(self.mean) / self.error))
 
     @property
     def clear(self) -> bool:
         """Whether the interval leaves zero out."""
         return self.half_width is not None and abs(self.mean) > self.half_width
 
+    @property
+    def clear_of_all(self) -> bool:
+        """Whether the corrected interval leaves zero out."""
+        return self.holm_half_width is not None and abs(self.mean) > self.holm_half_width
+
+    def _half(self, level: float) -> float | None:
+        return None if self.error is None else t_quantile(self.n - 1, 1 - level / 2) * self.error
+
 
 def mean_of(values: Sequence[float]) -> Mean:
     """Return the mean of at least one value."""
     return Mean(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None, len(values))
+
+
+def interval_of(value: Mean) -> float | None:
+    """Return the half width of the 95 % confidence interval of a mean (Student's t), None for a single seed."""
+    return None if value.std is None else t_quantile(value.n - 1) * value.std / math.sqrt(value.n)
 
 
 def paired(first: Mapping[Hashable, float], second: Mapping[Hashable, float]) -> Difference | None:
@@ -63,22 +95,34 @@ def paired(first: Mapping[Hashable, float], second: Mapping[Hashable, float]) ->
     if not shared:
         return None
     of = mean_of([first[seed] - second[seed] for seed in shared])
-    return Difference(of.mean, None if of.std is None else t_quantile(of.n - 1) * of.std / math.sqrt(of.n), of.n)
+    return Difference(of.mean, None if of.std is None else of.std / math.sqrt(of.n), of.n)
 
 
-def t_quantile(degrees: int) -> float:
-    """Return the 97.5 % quantile of Student's t; beyond 30 degrees of freedom by its expansion about the normal one.
+def corrected(family: Mapping[Hashable, Difference]) -> dict[Hashable, Difference]:
+    """Return the differences of a family with intervals corrected for their number.
 
-    Source: Abramowitz and Stegun, 26.7.5.
+    Holm's procedure tests the i-th smallest of m p values at LEVEL / (m - i + 1) and stops at the first that it cannot
+    reject. Each difference's interval is taken at the level of its test, those after the stop at that of the stop: so
+    an interval leaves out zero exactly where Holm's procedure rejects. Single seeds have no interval and do not count.
+
+    Source: Holm, A simple sequentially rejective multiple test procedure, Scand. J. Statist. 6 (1979).
+    """
+    ranked = sorted(((p, key) for key, one in family.items() if (p := one.p) is not None), key=lambda item: item[0])
+    found, stopped = dict(family), False
+    level = LEVEL
+    for place, (p, key) in enumerate(ranked):
+        level = level if stopped else LEVEL / (len(ranked) - place)
+        stopped = stopped or p > level
+        found[key] = replace(family[key], holm_level=level)
+    return found
+
+
+def t_quantile(degrees: int, probability: float = 1 - LEVEL / 2) -> float:
+    """Return a quantile of Student's t.
+
+    >>> round(t_quantile(2), 3)
+    4.303
     """
     if degrees < 1:
         raise ValueError(f"degrees of freedom must be at least 1; got {degrees}")
-    if degrees <= len(_T):
-        return _T[degrees - 1]
-    terms = (
-        _Z,
-        (_Z**3 + _Z) / 4,
-        (5 * _Z**5 + 16 * _Z**3 + 3 * _Z) / 96,
-        (3 * _Z**7 + 19 * _Z**5 + 17 * _Z**3 - 15 * _Z) / 384,
-    )
-    return math.fsum(term / float(degrees) ** power for power, term in enumerate(terms))
+    return float(stdtrit(degrees, probability))

@@ -9,12 +9,12 @@ import re
 
 _TEX = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
-    "\u2013": "--", "\u2212": "$-$", "\u00b1": r"$\pm$", "\u2020": r"\textdagger{}", "\u2265": r"$\ge$", "\ufffd": "?",
+    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", "\ufffd": "?",
+    "\u2013": "--", "\u2212": "$-$", "\u00b1": r"$\pm$",
+    "\u2020": r"\textdagger{}", "\u2021": r"\textdaggerdbl{}", "\u00a7": r"\S{}", "\u00b6": r"\P{}",
     **{symbol: f"\\{symbol}" for symbol in "{}$&%#_"},
-    **{symbol: f"{{{symbol}}}" for symbol in "[]*"},  # after the \\ of the row above they would be its argument
 }  # fmt: skip
-_MARKDOWN = re.compile(r"[\\|`*\[\]<>&~$]|(?<!\w)_|_(?!\w)")
+_MARKDOWN = re.compile(r"[\\|`\[\]<>&~$]|\*(?=\S)|(?<=\S)\*|(?<!\w)_|_(?!\w)")
 
 
 def shown(text: object, limit: int = 300) -> str:

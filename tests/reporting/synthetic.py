@@ -5,7 +5,15 @@ import json
 
 import numpy as np
 
+from jgesr_lightning.reporting.tables import tables_of
+
 CLASSES = ["zero", "one", "two"]
+
+
+def built(roots, *arguments, **settings):
+    """Return tables and the collection that they come from."""
+    found = tables_of(roots, *arguments, **settings)
+    return found.tables, found.collection
 
 
 def config_of(method="jgesr", seed=0, noise=0.1, data="mnist", missing=0.0, rounds=2, **settings):

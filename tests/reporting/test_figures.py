@@ -1,16 +1,15 @@
-import base64
+import json
 import os
 import re
-from html.parser import HTMLParser
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 from jgesr_lightning.config import ConfigError
 from jgesr_lightning.reporting import report
+from jgesr_lightning.reporting.collection import collect
 from jgesr_lightning.reporting.figures import draw, main
-from jgesr_lightning.reporting.runs import collect
+from jgesr_lightning.reporting.network import graph_network
 from tests.reporting.synthetic import make_run
 
 
@@ -66,7 +65,7 @@ def test_the_objective_of_the_last_aggregation(tmp_path):
 
 def test_summaries_alone_still_give_what_they_can(tmp_path):
     make_run(tmp_path, "a", 0.9, method="jgesr", with_files=False)
-    assert set(names(tmp_path)) == {"objective_mnist_s_0.1"}
+    assert set(names(tmp_path)) == {"objective_mnist_s_0.1"}  # no clients, no second method
 
 
 def test_command_writes_png_and_svg(tmp_path, capsys):
@@ -80,44 +79,6 @@ def test_command_writes_png_and_svg(tmp_path, capsys):
     assert "lost: failed" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="accuracies"):
         main([str(tmp_path), "--metric", "loss/train"])
-
-
-class _Page(HTMLParser):
-    """Checks that tags are closed in order, and keeps what a page would fetch."""
-
-    def __init__(self):
-        super().__init__()
-        self.open, self.sources, self.text = [], [], []
-
-    def handle_starttag(self, tag, attributes):
-        self.sources += [value for name, value in attributes if name in ("src", "href")]
-        if tag not in ("meta", "img"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.text.append(data)
-
-
-def test_the_report_is_one_whole_page(tmp_path):
-    for seed in range(2):
-        make_run(tmp_path, f"jgesr_{seed}", 0.95 + seed / 100, method="jgesr", seed=seed)
-        make_run(tmp_path, f"fedavg_{seed}", 0.9, method="fedavg", seed=seed)
-    make_run(tmp_path, "a<b>&c", 0.9, status="failed")
-    assert report.main([str(tmp_path)]) == 0
-    page = _Page()
-    page.feed((tmp_path / "report.html").read_text())
-    assert not page.open
-    text = " ".join(page.text)
-    for word in ("95.50 ± 0.71", "90.48", "a<b>&c: failed", "percentage points", "Left out", "4 runs"):
-        assert word in text
-    assert len(page.sources) == 3  # curves, one graph, one objective
-    for source in page.sources:
-        kind, _, data = source.partition(",")
-        assert kind == "data:image/svg+xml;base64"
-        assert ElementTree.fromstring(base64.b64decode(data)).tag.endswith("svg")
 
 
 def _cut(path):
@@ -149,7 +110,7 @@ def test_a_run_with_a_damaged_file_is_named_and_the_others_are_drawn(tmp_path, c
     assert captured.err.startswith("note: harmed: ") and file in captured.err and captured.err.count("\n") == 1
     assert report.main([str(tmp_path)]) == 0
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "Results of 1 runs" in page and "harmed: " in page
+    assert "Results of 1 run<" in page and "harmed: " in page
     # a table needs the summaries alone
     assert {run.name for run in collect([tmp_path]).runs} == {"sound", "harmed"}
 
@@ -160,3 +121,40 @@ def test_a_damaged_run_does_not_stand_in_for_an_older_sound_one(tmp_path):
     (newer / "graphs.npz").write_bytes(b"")
     os.utime(tmp_path / "older" / "summary.json", (1, 1))
     assert [run.name for run in collect([tmp_path], "accuracy/received").runs] == ["older"]
+
+
+def test_means_and_differences_are_drawn_with_their_intervals(tmp_path):
+    for seed, (a, b) in enumerate([(0.90, 0.95), (0.91, 0.955), (0.92, 0.97)]):
+        make_run(tmp_path, f"a{seed}", a, method="fedavg", seed=seed)
+        make_run(tmp_path, f"b{seed}", b, method="jgesr", seed=seed)
+    found = names(tmp_path)
+    means = [line.get_xydata() for line in found["means_mnist_s_0.1"].figure.axes[0].get_lines()]
+    # fedavg: 91 +- 4.3027 * 1 / sqrt(3); then its mean; the paper's values last
+    assert means[0].tolist() == [[pytest.approx(88.5159, abs=1e-3), 0], [pytest.approx(93.4841, abs=1e-3), 0]]
+    assert means[1].tolist() == [[pytest.approx(91), 0]]
+    assert means[-1].tolist() == [[90.48, 0], [95.17, 1]]
+    drawn = [line.get_xydata() for line in found["differences_mnist_s_0.1"].figure.axes[0].get_lines()]
+    assert any(line.tolist() == [[pytest.approx(-4.83333), 0]] for line in drawn)
+    assert any(line[:, 0] == pytest.approx([-5.55044, -4.11622], abs=1e-4) for line in drawn if len(line) == 2)
+    against = {d.name: d for d in draw(collect([tmp_path]).runs, "accuracy/received", "fedavg")}
+    assert "minus fedavg" in against["differences_mnist_s_0.1"].caption
+
+
+def test_every_client_is_a_point_and_the_worst_is_named(tmp_path):
+    for seed, values in enumerate([[0.9, 0.4, 1.0], [0.8, None, 0.7]]):
+        path = make_run(tmp_path, f"r{seed}", 0.9, method="fedavg", seed=seed) / "summary.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"clients": {"accuracy/received": values}}))
+    axes = names(tmp_path)["clients_mnist_s_0.1"].figure.axes[0]
+    points = max(axes.get_lines(), key=lambda line: len(line.get_xdata())).get_xdata()
+    assert sorted(points) == pytest.approx([40, 70, 80, 90, 100])
+    assert [text.get_text() for text in axes.texts] == ["client 1, seed 0: 40 %"]
+
+
+def test_the_network_draws_the_heaviest_edges_and_each_clients_classes():
+    graph = np.array([[0, 1, 0.02], [1, 0, 0.5], [0.02, 0.5, 0]])  # the slightest is 2 % of the heaviest
+    axes = graph_network(graph, [[8, 0], [4, 4], [0, 0]], ["a", "b"], order=[0, 1, 2]).axes[0]
+    widths = sorted(line.get_linewidth() for line in axes.get_lines())
+    assert widths == pytest.approx([0.4 + 1.6, 0.4 + 3.2])
+    shares = sorted(round(p.theta2 - p.theta1) for p in axes.patches if p.width is None)
+    assert shares == [180, 180, 360, 360]  # client 0 whole, client 1 in halves, client 2 empty
+    assert graph_network(np.zeros((2, 2))).axes[0].get_lines()[:] == []

@@ -9,9 +9,10 @@ import sys
 import pytest
 
 from jgesr_lightning.reporting import figures, report
-from jgesr_lightning.reporting.runs import collect
-from jgesr_lightning.reporting.table import latex, main, markdown, tables_of
-from tests.reporting.synthetic import make_run
+from jgesr_lightning.reporting.collection import collect
+from jgesr_lightning.reporting.render import latex, markdown
+from jgesr_lightning.reporting.table import main
+from tests.reporting.synthetic import built, make_run
 
 
 def outputs(root, capsys):
@@ -38,7 +39,7 @@ def test_any_name_of_a_folder(tmp_path, capsys, name):
     printed, page = outputs(tmp_path, capsys)
     assert "<i>" not in page
     assert printed.isascii() or "\u202e" not in printed
-    (table,), collection = tables_of([tmp_path])
+    (table,), collection = built([tmp_path])
     assert [entry.value.n for entry in table.entries.values()] == [2]
     assert len(collection.notes) == 1 and collection.notes[0].isprintable()
 
@@ -52,7 +53,7 @@ def test_any_text_in_labels_and_reasons(tmp_path, capsys):
     change(make_run(tmp_path, "lost", 0.8, status="failed"), reason=EVIL)
     _, page = outputs(tmp_path, capsys)
     assert "<b>" not in page
-    tables, collection = tables_of([tmp_path])
+    tables, collection = built([tmp_path])
     for table in tables:
         rows = [line for line in markdown(table).splitlines() if line.startswith("|")]
         assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows[:3]}) == 1
@@ -96,7 +97,7 @@ def test_settings_that_differ_by_rounding_are_one_row_and_one_column(tmp_path, c
     make_run(tmp_path, "a", 0.90, alpha=0.3, noise=0.3, seed=0)
     make_run(tmp_path, "b", 0.92, alpha=0.1 + 0.2, noise=0.1 + 0.2, seed=0)
     make_run(tmp_path, "c", 0.95, alpha=0.1 + 0.2, noise=0.3, seed=1)
-    (table,), collection = tables_of([tmp_path])
+    (table,), collection = built([tmp_path])
     assert list(table.entries) == [("jgesr (alpha=0.3)", ("mnist", 0.3, 0.0))]
     (entry,) = table.entries.values()
     assert entry.value.n == 2  # a and b are one seed, neither is dropped: (91 + 95) / 2
@@ -112,7 +113,7 @@ def test_settings_that_differ_by_rounding_are_one_row_and_one_column(tmp_path, c
 def test_settings_that_differ_are_not_one_row(tmp_path):
     make_run(tmp_path, "a", 0.90, alpha=0.1234567)
     make_run(tmp_path, "b", 0.92, alpha=0.1234568)
-    (table,), collection = tables_of([tmp_path])
+    (table,), collection = built([tmp_path])
     assert len(table.rows) == 2 and not collection.notes
 
 

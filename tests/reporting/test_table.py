@@ -5,11 +5,14 @@ import os
 import re
 
 import pytest
+from scipy import stats
 
 from jgesr_lightning.config import ConfigError
 from jgesr_lightning.reporting.paper import departures
-from jgesr_lightning.reporting.table import csv_text, describe, latex, main, markdown, tables_of
-from tests.reporting.synthetic import make_run
+from jgesr_lightning.reporting.render import csv_text, latex, markdown
+from jgesr_lightning.reporting.table import main
+from jgesr_lightning.reporting.tables import describe, tables_of
+from tests.reporting.synthetic import built, make_run
 
 
 def study(root):
@@ -27,18 +30,19 @@ def cells(text, label):
 
 def test_values_deviations_paper_and_bold(tmp_path):
     study(tmp_path)
-    (table,), _ = tables_of([tmp_path])
+    (table,), _ = built([tmp_path])
     text = markdown(table)
     assert cells(text, "method")[0] == ["mnist s=0.1 (%)", "paper", "difference"]
     assert cells(text, "fedavg")[0] == ["91.00 ± 1.00 (3)", "90.48", "+0.52"]
     assert cells(text, "jgesr")[0] == ["**95.83 ± 1.04** (3)", "95.17", "+0.66"]
     # differences 5, 4.5, 5: mean 4.8333, deviation 0.288675, half width 4.302653 * 0.288675 / sqrt(3) = 0.717109
-    assert cells(text, "fedavg")[1] == ["+4.83 [+4.12, +5.55] (3) *"]
+    # for one difference alone there is nothing to correct
+    assert cells(text, "fedavg")[1] == ["-4.83 [-5.55, -4.12] * (3)", "[-5.55, -4.12] *"]
 
 
 def test_protocol_stands_above_the_table(tmp_path):
     study(tmp_path)
-    (table,), _ = tables_of([tmp_path])
+    (table,), _ = built([tmp_path])
     text = markdown(table)
     above = text[: text.index("| method")]
     for word in ("model each client receives", "plain mean", "last round (2 of 2)", "(3)", "shares", "batch size 32"):
@@ -47,7 +51,7 @@ def test_protocol_stands_above_the_table(tmp_path):
 
 def test_settings_that_are_not_the_papers_are_named(tmp_path):
     make_run(tmp_path, "a", 0.9, method="fedavg")
-    (table,), _ = tables_of([tmp_path])
+    (table,), _ = built([tmp_path])
     assert any("rounds 2 (paper: 30)" in line for line in table.protocol)
     assert departures({"rounds": 30, "data.fraction": 1, "local.batch_size": 7}) == []
     assert departures({"rounds": 30, "data.fraction": 0.1}) == ["data.fraction 0.1 (paper: 1.0)"]
@@ -55,13 +59,13 @@ def test_settings_that_are_not_the_papers_are_named(tmp_path):
 
 def test_the_papers_means_do_not_stand_beside_the_worst_client(tmp_path):
     make_run(tmp_path, "a", 0.9, method="fedavg")
-    (mean,), _ = tables_of([tmp_path])
+    (mean,), _ = built([tmp_path])
     assert "paper" in cells(markdown(mean), "method")[0]
     summary = tmp_path / "a" / "summary.json"
     content = json.loads(summary.read_text())
     content["last"]["accuracy/received_worst"] = 0.5
     summary.write_text(json.dumps(content))
-    (worst,), _ = tables_of([tmp_path], "accuracy/received_worst")
+    (worst,), _ = built([tmp_path], "accuracy/received_worst")
     assert cells(markdown(worst), "method")[0] == ["mnist s=0.1 (%)"]
     assert worst.entries["fedavg", ("mnist", 0.1, 0.0)].paper is None
 
@@ -69,10 +73,11 @@ def test_the_papers_means_do_not_stand_beside_the_worst_client(tmp_path):
 def test_one_seed_has_no_deviation_and_no_interval(tmp_path):
     make_run(tmp_path, "a", 0.9, method="fedavg")
     make_run(tmp_path, "b", 0.95, method="jgesr")
-    (table,), _ = tables_of([tmp_path])
+    (table,), _ = built([tmp_path])
     text = markdown(table)
     assert cells(text, "fedavg")[0][0] == "90.00 (1)"
-    assert cells(text, "fedavg")[1] == ["+5.00 (1)"]
+    assert cells(text, "fedavg")[1] == ["-5.00 (1)", "–"]  # noqa: RUF001
+    assert "**" not in text  # one seed says nothing of chance
 
 
 def test_missing_cells_and_rows_in_the_papers_order(tmp_path):
@@ -81,7 +86,7 @@ def test_missing_cells_and_rows_in_the_papers_order(tmp_path):
     make_run(tmp_path, "c", 0.7, method="jgesr", noise=0.2, fidelity="uniform")
     make_run(tmp_path, "d", 0.6, method="local", noise=0.1)
     make_run(tmp_path, "e", 0.6, method="fedavg", noise=0.1, missing=0.05)
-    (table,), _ = tables_of([tmp_path])
+    (table,), _ = built([tmp_path])
     assert table.rows == ["local", "fedavg", "jgesr", "jgesr (uniform)"]
     text = markdown(table)
     titles = ["mnist s=0.1 (%)", "paper", "difference", "mnist s=0.1 missing=0.05 (%)", "mnist s=0.2 (%)"]
@@ -91,11 +96,38 @@ def test_missing_cells_and_rows_in_the_papers_order(tmp_path):
     assert cells(text, "jgesr (uniform)")[0][5:7] == ["–", "–"]  # noqa: RUF001
 
 
-def test_equal_means_are_both_bold(tmp_path):
+def test_equal_means_both_lead_and_neither_is_bold(tmp_path):
     make_run(tmp_path, "a", 0.9, method="fedavg")
     make_run(tmp_path, "b", 0.900001, method="local")
-    (table,), _ = tables_of([tmp_path])
-    assert markdown(table).count("**90.00**") == 2
+    make_run(tmp_path, "c", 0.8, method="cfl")
+    (table,), _ = built([tmp_path])
+    assert [label for (label, _), entry in table.entries.items() if entry.leads] == ["local", "fedavg"]
+    assert "**" not in markdown(table)
+
+
+def test_bold_is_better_than_every_other_by_corrected_intervals(tmp_path):
+    behind = (3.0, 4.2, 5.4)  # p = 0.026: clear by itself, not as the smallest of two
+    assert 0.025 < stats.ttest_1samp(behind, 0).pvalue < 0.05
+    for seed, points in enumerate(behind):
+        make_run(tmp_path, f"a{seed}", 0.95, method="local", seed=seed)
+        make_run(tmp_path, f"b{seed}", 0.95 - points / 100, method="fedavg", seed=seed)
+    (table,), _ = built([tmp_path])
+    assert cells(markdown(table), "local")[0][0] == "**95.00 ± 0.00** (3)"
+    for seed, points in enumerate(behind):
+        make_run(tmp_path, f"c{seed}", 0.95 - 2 * points / 100, method="cfl", seed=seed)
+    (table,), _ = built([tmp_path])
+    ahead = table.against_leader["mnist", 0.1, 0.0]
+    assert all(one.clear and not one.clear_of_all for one in ahead.values()) and len(ahead) == 2
+    assert "**" not in markdown(table)
+
+
+def test_what_was_run_on_one_seed_keeps_the_best_from_being_sure(tmp_path):
+    study(tmp_path)
+    (table,), _ = built([tmp_path])
+    assert "**" in markdown(table)
+    make_run(tmp_path, "d", 0.10, method="fedprox", seed=0)  # far behind, but nothing is known of chance
+    (table,), _ = built([tmp_path])
+    assert "**" not in markdown(table)
 
 
 def test_failed_and_unfinished_runs_are_named_and_left_out(tmp_path):
@@ -109,7 +141,7 @@ def test_failed_and_unfinished_runs_are_named_and_left_out(tmp_path):
     (tmp_path / "newer_format" / "summary.json").write_text(json.dumps(summary | {"schema": 2}))
     (tmp_path / "begun").mkdir()
     (tmp_path / "begun" / "config.yaml").write_text("seed: 1\n")
-    (table,), collection = tables_of([tmp_path])
+    (table,), collection = built([tmp_path])
     assert cells(markdown(table), "fedavg")[0][0] == "91.00 ± 1.00 (3)"
     notes = "\n".join(collection.notes)
     assert "broken_off: stopped (SIGTERM) after round 1 of 2" in notes
@@ -125,17 +157,17 @@ def test_failed_and_unfinished_runs_are_named_and_left_out(tmp_path):
 def test_of_equal_settings_and_seed_the_newest_counts(tmp_path):
     old, new = make_run(tmp_path, "z_old", 0.5, method="fedavg"), make_run(tmp_path, "a_new", 0.9, method="fedavg")
     os.utime(old / "summary.json", (1000, 1000))
-    (table,), collection = tables_of([tmp_path])
+    (table,), collection = built([tmp_path])
     assert cells(markdown(table), "fedavg")[0][0] == "90.00 (1)"
     assert collection.notes == ["z_old: same settings and seed as a_new, which is newer; left out"]
     os.utime(new / "summary.json", (10, 10))
-    (table,), _ = tables_of([tmp_path])
+    (table,), _ = built([tmp_path])
     assert cells(markdown(table), "fedavg")[0][0] == "50.00 (1)"
 
 
 def test_a_folder_given_twice_counts_once(tmp_path):
     study(tmp_path)
-    (table,), collection = tables_of([tmp_path, tmp_path / "fedavg_0"])
+    (table,), collection = built([tmp_path, tmp_path / "fedavg_0"])
     assert cells(markdown(table), "fedavg")[0][0] == "91.00 ± 1.00 (3)"
     assert not collection.notes
 
@@ -143,7 +175,7 @@ def test_a_folder_given_twice_counts_once(tmp_path):
 def test_runs_with_other_shared_settings_get_a_table_of_their_own(tmp_path):
     study(tmp_path)
     make_run(tmp_path, "short", 0.3, method="fedavg", rounds=5)
-    tables, _ = tables_of([tmp_path])
+    tables, _ = built([tmp_path])
     assert [len(table.rows) for table in tables] == [2, 1]
     assert "differs from the others in rounds=5" in markdown(tables[1])
 
@@ -151,39 +183,45 @@ def test_runs_with_other_shared_settings_get_a_table_of_their_own(tmp_path):
 def test_another_metric_and_an_unknown_one(tmp_path):
     study(tmp_path)
     make_run(tmp_path, "unmeasured", None, method="local")
-    (table,), collection = tables_of([tmp_path], "accuracy/trained")
+    (table,), collection = built([tmp_path], "accuracy/trained")
     assert cells(markdown(table), "fedavg")[0][0] == "92.00 ± 1.00 (3)"
     assert "own model after local training" in markdown(table)
     assert collection.notes == ["unmeasured: accuracy/trained was not measured; left out"]
-    (table,), _ = tables_of([tmp_path], "loss/train")
-    assert cells(markdown(table), "fedavg")[0] == ["**0.50 ± 0.00** (3)"]  # no percent, no number of the paper
+    (table,), _ = built([tmp_path], "loss/train")
+    assert cells(markdown(table), "fedavg")[0] == ["0.50 ± 0.00 (3)"]  # no percent, no number of the paper
     with pytest.raises(ConfigError, match=r"accuracy/recieved.*did you mean .accuracy/received.*known: .*loss/train"):
         tables_of([tmp_path], "accuracy/recieved")
 
 
 def test_csv_holds_full_numbers(tmp_path):
     study(tmp_path)
-    tables, _ = tables_of([tmp_path])
+    tables, _ = built([tmp_path])
     rows = {row["method"]: row for row in csv.DictReader(io.StringIO(csv_text(tables)))}
     assert float(rows["fedavg"]["mean"]) == pytest.approx(91)
     assert float(rows["fedavg"]["std"]) == pytest.approx(1)
     assert rows["fedavg"]["seeds"] == "3"
     assert [rows[name]["best"] for name in ("fedavg", "jgesr")] == ["0", "1"]
-    assert float(rows["fedavg"]["ci95_low"]) == pytest.approx(4.8333333 - 0.7171087, abs=1e-5)
-    assert rows["jgesr"]["jgesr_minus_method"] == ""
+    assert float(rows["fedavg"]["ci95_low"]) == pytest.approx(-4.8333333 - 0.7171087, abs=1e-5)
+    assert rows["fedavg"]["reference"] == "jgesr"
+    assert rows["jgesr"]["method_minus_reference"] == ""
 
 
 def test_latex_is_balanced_and_escaped(tmp_path):
     study(tmp_path)
-    make_run(tmp_path, "two", 0.5, method="two_step")
-    (table,), _ = tables_of([tmp_path])
+    for seed in range(3):
+        make_run(tmp_path, f"two{seed}", 0.5 + seed / 100, method="two_step", seed=seed)
+    (table,), _ = built([tmp_path])
     text = latex(table)
+    assert "in percent" in text and r"measured (\%)" in text and text.count(r"\caption{") == 2
+    assert "$-$44.83 [$-$45.55, $-$44.12] *" in text  # 95 - 50, 95.5 - 51, 97 - 52: a true minus
+    assert not re.search(r"[^-{]-\d", re.sub(r"%.*|cmidrule\S*|results-1|differences-1", "", text))
     assert r"\textbf{95.83 $\pm$ 1.04}" in text
     assert r"two\_step" in text
     assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 2
     body = [line for line in text.splitlines() if line.endswith(r"\\") and not line.startswith("%")]
     first = re.search(r"\\begin\{tabular\}\{([lr]+)\}", text).group(1)
     rows = body[1 : 1 + 1 + len(table.rows)]
+    assert text.count(r"\toprule") == text.count(r"\bottomrule") == 2
     assert all(row.count(" & ") == len(first) - 1 for row in rows)
 
 
@@ -215,7 +253,7 @@ def test_metrics_in_words():
 def test_a_run_may_be_named_like_a_folder_inside_a_run(tmp_path, name):
     outer = make_run(tmp_path, name, 0.9, method="fedavg")
     make_run(outer, name, 0.5, method="local")  # what lies so named inside a run is the run's own
-    _, collection = tables_of([tmp_path])
+    _, collection = built([tmp_path])
     assert [run.folder for run in collection.runs] == [outer]
     assert collection.notes == []
 
@@ -244,7 +282,79 @@ def test_a_damaged_summary_is_named_and_left_out(tmp_path, place, value):
         inner = inner[parent]
     inner[key] = value
     path.write_text(json.dumps(summary))
-    (table,), collection = tables_of([tmp_path])
+    (table,), collection = built([tmp_path])
     assert [entry.value.n for entry in table.entries.values()] == [1]
     (note,) = collection.notes
     assert note.startswith("harmed: summary.json cannot be read") and len(note) < 500
+
+
+def change(folder, **values):
+    path = folder / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def test_runs_that_met_something_are_marked_everywhere(tmp_path):
+    study(tmp_path)
+    dropped = {"kind": "dropped_uploads", "rounds": [1, 2], "text": "every upload was dropped in 2 rounds"}
+    change(tmp_path / "jgesr_1", remarks=[dropped, {"kind": "diverged", "rounds": [2], "text": "J rose <b>"}])
+    change(make_run(tmp_path, "older", 0.5, method="cfl"), dropped_uploads={"3": [1]})
+    change(make_run(tmp_path, "new kind", 0.5, method="local"), remarks=[{"kind": "odd", "text": None}])
+    (table,), _ = built([tmp_path])
+    text = markdown(table)
+    assert cells(text, "jgesr")[0][0] == "95.83 ± 1.04†‡ (3)"
+    assert cells(text, "fedavg")[0][0] == "91.00 ± 1.00 (3)"
+    assert cells(text, "cfl")[0][0] == "50.00† (1)"
+    assert cells(text, "local")[0][0] == "50.00§ (1)"
+    assert "† uploads were dropped: older: uploads were dropped in 1 rounds; jgesr_1: every upload was dropped" in text
+    assert r"‡ the solver diverged: jgesr_1: J rose \<b\>" in text
+    assert r"\textsuperscript{\textdagger{}\textdaggerdbl{}}" in latex(table)
+    assert r"J rose \textless{}b\textgreater{}" in latex(table)
+    (row,) = [row for row in csv.DictReader(io.StringIO(csv_text([table]))) if row["method"] == "cfl"]
+    assert "uploads were dropped" in row["remarks"]
+
+
+def test_the_best_keeps_its_mark(tmp_path):
+    study(tmp_path)
+    change(tmp_path / "jgesr_1", remarks=[{"kind": "dropped_uploads", "rounds": [1], "text": "1 of 3 dropped"}])
+    (table,), _ = built([tmp_path])
+    assert cells(markdown(table), "jgesr")[0][0] == "**95.83 ± 1.04**† (3)"
+
+
+def test_the_reference_is_chosen_the_studys_first_or_jgesr(tmp_path):
+    study(tmp_path)
+    make_run(tmp_path, "mnist_s0.1_alone_seed0", 0.5, method="local")
+    assert built([tmp_path])[0][0].reference == "jgesr"
+    assert built([tmp_path], None, "fedavg")[0][0].reference == "fedavg"
+    with pytest.raises(
+        ConfigError, match=r"no method 'fedavgg' \(did you mean 'fedavg'\?\); known: fedavg, jgesr, local"
+    ):
+        built([tmp_path], None, "fedavgg")
+    (tmp_path / "study.yaml").write_text("base: base\nmethods:\n  alone: {name: local}\n  jgesr: {}\n")
+    (table,), collection = built([tmp_path])
+    assert table.reference == "local" and collection.order == ["local"]
+    (tmp_path / "study.yaml").write_text("[")
+    assert built([tmp_path])[0][0].reference == "jgesr"
+
+
+def test_the_metric_that_runs_name_leads(tmp_path):
+    make_run(tmp_path, "a", 0.9, metric="accuracy/trained")
+    folder = make_run(tmp_path, "b", 0.8, seed=1)
+    for path in (folder, tmp_path / "a"):
+        summary = json.loads((path / "summary.json").read_text())
+        summary["config"]["metric"] = "accuracy/trained"
+        summary["config"]["aggregator"].pop("metric", None)
+        (path / "summary.json").write_text(json.dumps(summary))
+    assert built([tmp_path])[0][0].metric == "accuracy/trained"
+    assert built([tmp_path], "accuracy/received")[0][0].metric == "accuracy/received"
+
+
+def test_worst_client_and_worst_decile_stand_beside_the_mean(tmp_path):
+    for seed, worst in enumerate((0.5, 0.6)):
+        folder = make_run(tmp_path, f"r{seed}", 0.9, method="fedavg", seed=seed)
+        last = json.loads((folder / "summary.json").read_text())["last"]
+        change(folder, last=last | {"accuracy/received_worst": worst, "accuracy/received_worst_decile": worst + 0.1})
+    (table,), _ = built([tmp_path])
+    assert cells(markdown(table), "method")[0][-2:] == ["worst client", "worst decile"]
+    assert cells(markdown(table), "fedavg")[0][-2:] == ["55.00", "65.00"]
+    (row,) = csv.DictReader(io.StringIO(csv_text([table])))
+    assert float(row["worst_client"]) == pytest.approx(55)

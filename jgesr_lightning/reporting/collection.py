@@ -1,0 +1,155 @@
+"""Finds finished runs below folders and in files of stored results, and says which are left out and why."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from jgesr_lightning.config import ConfigError
+from jgesr_lightning.reporting.runs import Run, read_summary
+from jgesr_lightning.reporting.sources import UNREADABLE, Folder, damage
+from jgesr_lightning.reporting.stored import stored_runs
+from jgesr_lightning.reporting.text import shown
+
+_INNER = ("wandb", "checkpoint", "figures", "media")  # folders inside a run's folder; there, none holds another run
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Runs, and what has to be said about them.
+
+    Attributes:
+        runs: finished, in the order of their folders' names; one of those with equal settings and seed.
+        notes: one line for each run that is left out, with its name and the reason, and for runs that count together.
+        order: labels of the methods in the order of the study's file, empty where the runs are no study's.
+    """
+
+    runs: list[Run]
+    notes: list[str]
+    order: list[str] = field(default_factory=list)
+
+
+def collect(roots: Iterable[str | Path], drawn: str | None = None) -> Collection:
+    """Return the finished runs in and below some folders, and in files of stored results.
+
+    Failed, stopped, unfinished and damaged runs are left out by name. Of several runs with the same settings and seed
+    the newest counts; where the settings differ by rounding all count, together as one seed.
+
+    Args:
+        roots: the folders and files.
+        drawn: metric whose figures are wanted: the files that they need must be sound too; None: summaries are enough.
+
+    Raises:
+        ConfigError: a folder that is not there.
+    """
+    runs: dict[str, Run] = {}
+    notes: list[str] = []
+    order: list[str] = []
+    for found in _found(roots, notes, order):
+        harm = damage(found.source, drawn) if isinstance(found, Run) and drawn is not None else None
+        if harm is not None and isinstance(found, Run):
+            found = f"{found.name}: {harm}"
+        if isinstance(found, str):
+            notes.append(f"{shown(found)}; left out")
+            continue
+        key = found.identity(exact=True)
+        former = runs.get(key)
+        if former is not None:
+            newer, older = (found, former) if _age(found) >= _age(former) else (former, found)
+            notes.append(f"{older.name}: same settings and seed as {newer.name}, which is newer; left out")
+            found = newer
+        runs[key] = found
+    kept = sorted(runs.values(), key=lambda run: str(run.folder))
+    return Collection(kept, notes + _coinciding(kept), order)
+
+
+def _found(roots: Iterable[str | Path], notes: list[str], order: list[str]) -> Iterator[Run | str]:
+    """Yield every run, or its name and why it cannot be used; add the methods of studies to `order`, in their order."""
+    seen: set[Path] = set()
+    for root in map(Path, roots):
+        if root.is_file():
+            found, methods = stored_runs(root)
+            order += [label for label in methods if label not in order]
+            yield from found
+            continue
+        keys = _study_methods(root)
+        labels: dict[str, str] = {}
+        for folder in _run_folders(root, seen, notes):
+            run = _read(folder)
+            if isinstance(run, Run):
+                key = next((key for key in keys if f"_{key}_seed" in folder.name), None)
+                labels.setdefault(key or "", run.label)
+            yield run if isinstance(run, Run) else f"{shown(folder.name)}: {run}"
+        order += [labels[key] for key in keys if key in labels and labels[key] not in order]
+
+
+def _study_methods(root: Path) -> list[str]:
+    """Return the names that a study's file, of which a copy lies with its runs, gives its methods; else none."""
+    try:
+        content = yaml.safe_load((root / "study.yaml").read_text(encoding="utf-8"))
+        return [str(key) for key in content["methods"]]
+    except (*UNREADABLE, yaml.YAMLError):
+        return []
+
+
+def _coinciding(runs: Sequence[Run]) -> list[str]:
+    """Return a line for each run whose settings differ from another's, of the same seed, by rounding only."""
+    first: dict[str, str] = {}
+    names = [(run.name, first.setdefault(run.identity(), run.name)) for run in runs]
+    return [
+        f"{name}: same seed as {other}, and settings that differ by rounding only; their mean counts as that seed's"
+        for name, other in names
+        if name != other
+    ]
+
+
+def _run_folders(root: Path, seen: set[Path], notes: list[str]) -> Iterator[Path]:
+    """Yield the folders of runs, each once, through links too; say in `notes` what cannot be entered."""
+
+    def closed(error: OSError) -> None:
+        notes.append(f"{shown(error.filename)}: cannot be read ({shown(error.strerror)}); left out")
+
+    if not root.is_dir():
+        raise ConfigError(f"no folder {shown(root)}")
+    top = root.resolve()
+    for place, folders, files in os.walk(root, followlinks=True, onerror=closed):
+        folder, real = Path(place), Path(place).resolve()
+        if real in seen or real in top.parents:  # been there; or a link upwards, which would lead back here
+            folders.clear()
+            continue
+        seen.add(real)
+        is_run = "summary.json" in files or "config.yaml" in files
+        passed_over = _INNER if is_run else ()  # elsewhere a run may well be called so
+        folders[:] = sorted(name for name in folders if name not in passed_over and not name.startswith("."))
+        notes += [
+            f"{shown(name)}: a link to a place that is not there; left out"
+            for name in sorted(files)
+            if not is_run and os.path.islink(folder / name) and not os.path.exists(folder / name)
+        ]
+        if is_run:
+            yield folder
+
+
+def _read(folder: Path) -> Run | str:
+    """Return the run of a folder, or why it cannot be used."""
+    path = folder / "summary.json"
+    if not path.is_file():
+        return "not finished (no summary.json)"
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+    except UNREADABLE as error:
+        return f"summary.json cannot be read ({type(error).__name__}: {error})"
+    return read_summary(folder, summary, Folder(folder))
+
+
+def _age(run: Run) -> float:
+    path = run.folder / "summary.json" if isinstance(run.source, Folder) else run.folder.parent  # the stored file's
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,146 @@
+"""Figures that compare methods: means with intervals, paired differences, and the distribution over clients.
+
+They are narrow enough for a telephone, and side by side on a wider screen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jgesr_lightning.reporting.agg import Axes, Figure
+from jgesr_lightning.reporting.plots import INK, Array, drawing, style_of
+from jgesr_lightning.reporting.text import figure_text
+
+WIDTH = 3.65  # inches: 350 pixels of a page
+_LABEL = 26  # characters of a method's name beside its row
+_MANY = 1500  # points beyond which a figure holds them as pixels
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A mean with its interval.
+
+    Attributes:
+        label: the method.
+        mean: what was measured.
+        half_width: of its confidence interval; None: no interval.
+        paper: the paper's value, or None.
+        wide_half_width: of the interval corrected for the number of comparisons; None: none.
+        mark: signs of the table's remarks, after the name.
+    """
+
+    label: str
+    mean: float
+    half_width: float | None = None
+    paper: float | None = None
+    wide_half_width: float | None = None
+    mark: str = ""
+
+
+def dot_plot(dots: Sequence[Dot], xlabel: str, title: str = "") -> Figure:
+    """Return one row a method: its mean, its interval, and the paper's value as an open diamond."""
+    figure, axes = _rows([f"{dot.label}{dot.mark}" for dot in dots], xlabel, title)
+    with drawing():
+        for place, dot in enumerate(dots):
+            _interval(axes, place, dot.mean, dot.half_width, 1.6)
+            axes.plot(dot.mean, place, marker="o", markersize=6, linestyle="", color=_colour(dot.label, place))
+        with_paper = [(dot.paper, place) for place, dot in enumerate(dots) if dot.paper is not None]
+        if with_paper:
+            values, places = zip(*with_paper, strict=True)
+            axes.plot(
+                values, places, marker="D", markersize=6, linestyle="", markerfacecolor="none", markeredgecolor=INK,
+                label="the paper's value",
+            )  # fmt: skip
+            figure.legend(loc="outside lower left", frameon=False, handletextpad=0.2)
+        _bounds(axes, [dot.mean for dot in dots] + [value for value, _ in with_paper], dots)
+    return figure
+
+
+def forest_plot(dots: Sequence[Dot], xlabel: str, title: str = "") -> Figure:
+    """Return one row a method: its difference to the reference; the interval by itself is thick, the corrected thin."""
+    figure, axes = _rows([dot.label for dot in dots], xlabel, title)
+    with drawing():
+        axes.axvline(0, color=INK, linewidth=0.8)
+        for place, dot in enumerate(dots):
+            _interval(axes, place, dot.mean, dot.wide_half_width, 0.9, caps=True)
+            _interval(axes, place, dot.mean, dot.half_width, 2.8)
+            axes.plot(dot.mean, place, marker="s", markersize=5, linestyle="", color=_colour(dot.label, place))
+        _bounds(axes, [0.0, *(dot.mean for dot in dots)], dots)
+    return figure
+
+
+def client_plot(rows: Sequence[tuple[str, Array, str]], xlabel: str, title: str = "") -> Figure:
+    """Return one row a method and one point a client, the mean as a stroke and the worst client named.
+
+    Args:
+        rows: method, its clients' values, and the name of the worst one.
+        xlabel: what the values are.
+        title: written above.
+    """
+    figure, axes = _rows([label for label, _, _ in rows], xlabel, title, height=0.44)
+    generator = np.random.default_rng(0)  # only spreads points that would cover each other
+    with drawing():
+        many = sum(len(values) for _, values, _ in rows) > _MANY
+        for place, (label, values, worst) in enumerate(rows):
+            spread = place - 0.08 + generator.uniform(-0.2, 0.2, len(values))
+            axes.plot(
+                values, spread, marker="o", markersize=4, linestyle="", color=_colour(label, place), alpha=0.55,
+                markeredgewidth=0, rasterized=many,
+            )  # fmt: skip
+            axes.plot([values.mean()] * 2, [place - 0.38, place + 0.2], color=INK, linewidth=1.6)
+            at = int(values.argmin())
+            axes.plot(
+                values[at], spread[at], marker="o", markersize=6, linestyle="", markerfacecolor="none",
+                markeredgecolor=INK,
+            )  # fmt: skip
+            axes.text(
+                0.01, place + 0.34, worst, transform=axes.get_yaxis_transform(), fontsize=8.5, ha="left", va="center"
+            )
+        low = min((float(values.min()) for _, values, _ in rows), default=0.0)
+        axes.set_xlim(low - 0.05 * (100 - low) - 1, 100 + 0.02 * (100 - low) + 0.5)
+    return figure
+
+
+def _rows(labels: Sequence[str], xlabel: str, title: str, height: float = 0.27) -> tuple[Figure, Axes]:
+    with drawing():
+        figure = Figure(figsize=(WIDTH, 1.25 + height * len(labels)), layout="constrained")
+        axes = figure.add_subplot()
+        axes.set_yticks(range(len(labels)), [figure_text(_short(label)) for label in labels])
+        axes.set_ylim(len(labels) - 0.5, -0.5)
+        axes.set_xlabel(figure_text(xlabel))
+        axes.grid(True, axis="x", color="#DDDDDD", linewidth=0.5)
+        axes.set_axisbelow(True)
+        axes.tick_params(axis="y", length=0)
+        if title:
+            figure.suptitle(figure_text(title), fontsize=10)
+    return figure, axes
+
+
+def _short(label: str) -> str:
+    return label if len(label) <= _LABEL else f"{label[: _LABEL - 1]}\u2026"
+
+
+def _interval(axes: Axes, place: int, mean: float, half: float | None, width: float, caps: bool = False) -> None:
+    if half is None:
+        return
+    axes.plot([mean - half, mean + half], [place, place], color=INK, linewidth=width, solid_capstyle="butt")
+    if caps:
+        axes.plot([mean - half, mean + half], [place, place], color=INK, marker="|", markersize=6, linestyle="")
+
+
+def _bounds(axes: Axes, values: Sequence[float], dots: Sequence[Dot]) -> None:
+    """Show all means, and intervals up to twice their spread: with two seeds one alone would fill the picture."""
+    low, high = min(values), max(values)
+    reach = max(high - low, 1.0)
+    ends = [(dot.mean, dot.wide_half_width or dot.half_width or 0.0) for dot in dots]
+    axes.set_xlim(
+        max(low - 1.2 * reach, min([low, *(mean - half for mean, half in ends)]) - 0.05 * reach),
+        min(high + 1.2 * reach, max([high, *(mean + half for mean, half in ends)]) + 0.05 * reach),
+    )
+
+
+def _colour(label: str, place: int) -> str:
+    return str(style_of(label, place)["color"])

@@ -1,0 +1,98 @@
+"""The graph between clients as nodes and edges, each node showing the classes that its client holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from jgesr_lightning.reporting.agg import Axes, Figure, Wedge
+from jgesr_lightning.reporting.plots import ACCENT, CLASS_COLOURS, INK, Array, cluster_order, drawing, square
+from jgesr_lightning.reporting.text import figure_text
+
+_EDGES = 400  # the heaviest are drawn
+_LEAST = 0.03  # of the heaviest weight
+
+
+def graph_network(
+    graph: ArrayLike,
+    counts: ArrayLike | None = None,
+    classes: Sequence[str] = (),
+    order: Sequence[int] | None = None,
+    title: str = "",
+) -> Figure:
+    """Return the graph with its clients on a circle, neighbours in `order` side by side.
+
+    An edge is as broad as its weight (of both directions the mean); edges below 3 % of the heaviest, and all but the
+    heaviest 400, are left out.
+
+    Args:
+        graph: (K, K) non-negative weights.
+        counts: (K, classes) samples of each class that each client holds; None: plain nodes.
+        classes: their names.
+        order: order of the clients around the circle; None: `cluster_order` of the graph.
+        title: written above.
+    """
+    weights = square(graph)
+    count = len(weights)
+    rows = cluster_order(weights) if order is None else list(order)
+    angles = np.empty(count)
+    angles[rows] = np.pi / 2 - 2 * np.pi * np.arange(count) / max(count, 1)
+    places = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    radius = min(0.13, 2.2 / max(count, 1))
+    with drawing():
+        figure = Figure(figsize=(3.65, 4.6 if classes else 3.8), layout="constrained")
+        axes = figure.add_subplot()
+        axes.set_aspect("equal")
+        axes.set_axis_off()
+        axes.set_xlim(-1.32, 1.32)
+        axes.set_ylim(-1.32, 1.32)
+        _edges(axes, (weights + weights.T) / 2, places)
+        held = None if counts is None else np.asarray(counts, dtype=np.float64)
+        for client, (x, y) in enumerate(places):
+            _node(axes, x, y, radius, None if held is None else held[client])
+            axes.text(
+                x * (1.06 + radius), y * (1.06 + radius), str(client), ha="center", va="center",
+                fontsize=8.5 if count <= 60 else 5,
+            )  # fmt: skip
+        if held is not None and len(classes) <= 20:
+            figure.legend(
+                [Wedge((0, 0), 1, 0, 360, color=CLASS_COLOURS[k % len(CLASS_COLOURS)]) for k in range(len(classes))],
+                [figure_text(name) for name in classes],
+                loc="outside lower center", ncols=5 if max(map(len, classes)) < 4 else 3, frameon=False,
+                handlelength=1.0, columnspacing=1.0,
+            )  # fmt: skip
+        if title:
+            figure.suptitle(figure_text(title), fontsize=10)
+    return figure
+
+
+def _edges(axes: Axes, weights: Array, places: Array) -> None:
+    upper = np.nan_to_num(np.triu(weights, 1))
+    top = float(upper.max()) if upper.size else 0.0
+    if top <= 0:
+        return
+    first, second = np.nonzero(upper >= _LEAST * top)
+    heaviest = np.argsort(-upper[first, second], kind="stable")[:_EDGES]
+    for m, n in zip(first[heaviest], second[heaviest], strict=True):
+        share = upper[m, n] / top
+        axes.plot(
+            places[[m, n], 0], places[[m, n], 1], color=ACCENT, linewidth=0.4 + 3.2 * share, alpha=0.25 + 0.6 * share,
+            solid_capstyle="round", zorder=1,
+        )  # fmt: skip
+
+
+def _node(axes: Axes, x: float, y: float, radius: float, held: Array | None) -> None:
+    total = 0.0 if held is None else float(held.sum())
+    if held is None or total <= 0:
+        axes.add_patch(Wedge((x, y), radius, 0, 360, facecolor="#DDDDDD", edgecolor=INK, linewidth=0.6, zorder=2))
+        return
+    start = 90.0
+    for place, share in enumerate(held / total):
+        if share > 0:
+            end = start + 360 * share
+            colour = CLASS_COLOURS[place % len(CLASS_COLOURS)]
+            axes.add_patch(Wedge((x, y), radius, start, end, facecolor=colour, linewidth=0, zorder=2))
+            start = end
+    axes.add_patch(Wedge((x, y), radius, 0, 360, width=0.004, facecolor=INK, edgecolor=INK, linewidth=0.4, zorder=3))

@@ -1,0 +1,258 @@
+"""One table as rows of cells, and those as Markdown and LaTeX; the page writes the same rows; CSV has full numbers.
+
+pandas, which writes Markdown and LaTeX too, escapes neither for Markdown nor sets headings over several columns with
+rules below them without more code than this.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jgesr_lightning.reporting.statistics import Difference, Mean
+from jgesr_lightning.reporting.tables import Entry, Table, column_title, mark_text, shows_paper
+from jgesr_lightning.reporting.text import markdown_text, shown, tex_text
+
+ABSENT = "\u2013"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell.
+
+    Attributes:
+        text: what stands in it.
+        bold: whether it is set in bold.
+        beside: what follows in plain type: marks and the number of seeds.
+        kind: "value", "beside" (context of a value) or "label".
+    """
+
+    text: str
+    bold: bool = False
+    beside: str = ""
+    kind: str = "value"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table as it is written.
+
+    Attributes:
+        caption: what it shows.
+        groups: headings over the columns, and the headings of the columns below each.
+        rows: a label and a cell for each column.
+        footnotes: what the marks say.
+        label: short name, for references.
+    """
+
+    caption: str
+    groups: list[tuple[str, list[str]]]
+    rows: list[list[Cell]]
+    footnotes: list[str]
+    label: str
+
+
+def main_grid(table: Table) -> Grid:
+    """Return means over seeds, the paper's numbers, and the clients served worst."""
+    groups = []
+    rows = [[Cell(label, kind="label")] for label in table.rows]
+    unit = f" ({table.unit})" if table.unit else ""
+    for column in table.columns:
+        entries = [table.entries.get((label, column)) for label in table.rows]
+        headings = [f"measured{unit}"]
+        cells = [[_value(entry)] for entry in entries]
+        if shows_paper(table, column):
+            headings += ["paper", "difference"]
+            for entry, line in zip(entries, cells, strict=True):
+                paper = None if entry is None else entry.paper
+                line += [_beside(paper, ".2f"), _beside(_minus(entry, paper), "+.2f")]
+        for heading, name in (("worst client", "worst"), ("worst decile", "decile")):
+            found: list[Mean | None] = [None if entry is None else getattr(entry, name) for entry in entries]
+            if any(found):
+                headings.append(heading)
+                for mean, line in zip(found, cells, strict=True):
+                    line.append(_beside(None if mean is None else mean.mean, ".2f"))
+        groups.append((column_title(column), headings))
+        for row, line in zip(rows, cells, strict=True):
+            row += line
+    return Grid(table.caption, groups, rows, table.remarks, "results")
+
+
+def paired_grid(table: Table) -> Grid:
+    """Return the differences to the reference, each interval by itself and corrected for their number."""
+    unit = "percentage points" if table.unit else "the metric's unit"
+    caption = (
+        f"{_method(table.reference)} subtracted from each method on equal seeds, in {unit}: mean difference with its "
+        "95 % confidence interval (Student's t) and the number of seeds, then the interval corrected for the number of "
+        "differences in the table (Holm); * marks intervals that leave out zero"
+    )
+    groups = [(column_title(column), ["difference", "corrected"]) for column in table.columns]
+    rows = []
+    for label in table.rows:
+        if label == table.reference:
+            continue
+        row = [Cell(label, kind="label")]
+        for column in table.columns:
+            entry = table.entries.get((label, column))
+            row += _pair(None if entry is None else entry.pair)
+        rows.append(row)
+    return Grid(caption, groups, rows, [], "differences")
+
+
+def _method(label: str | None) -> str:
+    return label or "nothing"
+
+
+def _value(entry: Entry | None) -> Cell:
+    if entry is None:
+        return Cell(ABSENT)
+    return Cell(value_text(entry.value), entry.best, f"{mark_text(entry.marks)} ({entry.value.n})")
+
+
+def _beside(value: float | None, form: str) -> Cell:
+    return Cell(ABSENT if value is None else format(value, form), kind="beside")
+
+
+def _minus(entry: Entry | None, paper: float | None) -> float | None:
+    return None if entry is None or paper is None else entry.value.mean - paper
+
+
+def _pair(pair: Difference | None) -> list[Cell]:
+    if pair is None:
+        return [Cell(ABSENT), Cell(ABSENT, kind="beside")]
+    alone, together = interval_text(pair.mean, pair.half_width), interval_text(pair.mean, pair.holm_half_width)
+    first = f"{pair.mean:+.2f} {alone}{' *' if pair.clear else ''}".rstrip()
+    second = f"{together}{' *' if pair.clear_of_all else ''}"
+    return [Cell(first, beside=f" ({pair.n})"), Cell(second or ABSENT, kind="beside")]
+
+
+def interval_text(middle: float, half: float | None) -> str:
+    """Return ``[low, high]`` about a middle; nothing without a width.
+
+    >>> interval_text(1.0, 0.25)
+    '[+0.75, +1.25]'
+    """
+    return "" if half is None else f"[{middle - half:+.2f}, {middle + half:+.2f}]"
+
+
+def value_text(value: Mean) -> str:
+    """Return ``mean ± deviation``, without a deviation for a single seed."""
+    return f"{value.mean:.2f}" + (f" ± {value.std:.2f}" if value.std is not None else "")
+
+
+def grids(table: Table) -> list[Grid]:
+    """Return all grids of a table."""
+    return [main_grid(table), *([paired_grid(table)] if table.has_pairs else [])]
+
+
+def markdown(table: Table) -> str:
+    """Return a table as Markdown."""
+    lines = [f"- {markdown_text(line)}" for line in table.protocol]
+    for grid in grids(table):
+        lines += ["", f"{markdown_text(grid.caption)}:", ""]
+        head = ["method"]
+        for title, headings in grid.groups:
+            first = f"{title}{headings[0].removeprefix('measured')}" if headings[0] != "difference" else title
+            head += [markdown_text(first), *headings[1:]]
+        lines += [_md_row(head), _md_row(["---", *["---:"] * (len(head) - 1)])]
+        lines += [_md_row([_md_cell(cell) for cell in row]) for row in grid.rows]
+        lines += ["", *(f"{markdown_text(line)}\n" for line in grid.footnotes)] if grid.footnotes else []
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _md_row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _md_cell(cell: Cell) -> str:
+    text = markdown_text(cell.text) if cell.kind == "label" else cell.text
+    return (f"**{text}**" if cell.bold else text) + cell.beside
+
+
+def latex(table: Table, number: int = 1) -> str:
+    """Return a table as LaTeX (package booktabs); the differences follow as a second one.
+
+    Args:
+        table: the table.
+        number: of the table among several, for its label.
+    """
+    lines = [f"% {shown(line, 2000)}" for line in table.protocol]
+    for grid in grids(table):
+        widths = [len(headings) for _, headings in grid.groups]
+        lines += [r"\begin{table}", r"\centering", rf"\caption{{{tex_text(grid.caption)}.}}"]
+        lines += [rf"\label{{tab:{grid.label}-{number}}}", rf"\begin{{tabular}}{{l{'r' * sum(widths)}}}", r"\toprule"]
+        titles = [rf"\multicolumn{{{len(names)}}}{{c}}{{{tex_text(title)}}}" for title, names in grid.groups]
+        lines.append(_tex_row(["method", *titles]))
+        ends = [1 + sum(widths[: place + 1]) for place in range(len(widths))]
+        lines.append("".join(rf"\cmidrule(lr){{{end - w + 1}-{end}}}" for end, w in zip(ends, widths, strict=True)))
+        lines.append(_tex_row(["", *(tex_text(name) for _, names in grid.groups for name in names)]))
+        lines += [r"\midrule", *(_tex_row([_tex_cell(cell) for cell in row]) for row in grid.rows)]
+        lines += [r"\bottomrule", r"\end{tabular}"]
+        lines += [rf"\par\smallskip {{\footnotesize {tex_text(line)}\par}}" for line in grid.footnotes]
+        lines += [r"\end{table}", ""]
+    return "\n".join(lines)
+
+
+def _tex_row(cells: Sequence[str]) -> str:
+    return f"{' & '.join(cells)} \\\\"
+
+
+def _tex_cell(cell: Cell) -> str:
+    if cell.kind == "label":  # the \\ of the row above would take a bracket or an asterisk for its argument
+        return ("{}" if cell.text[:1] in ("[", "*") else "") + tex_text(cell.text)
+    marks = cell.beside.partition("(")[0].strip()
+    text = tex_number(cell.text)
+    return (rf"\textbf{{{text}}}" if cell.bold else text) + (rf"\textsuperscript{{{tex_text(marks)}}}" if marks else "")
+
+
+def tex_number(text: str) -> str:
+    """Return numbers with a true minus: a hyphen before a digit is none."""
+    return tex_text("".join("\u2212" if char == "-" else char for char in text))
+
+
+def csv_text(tables: Sequence[Table]) -> str:
+    """Return tables as one CSV text in long form: one row a method and column."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(
+        ["table", "metric", "method", "data", "noise", "missing_rate", "seeds", "mean", "std", "leads", "best",
+         "remarks", "paper", "difference_to_paper", "worst_client", "worst_decile", "reference",
+         "method_minus_reference", "ci95_low", "ci95_high", "holm_low", "holm_high", "p", "paired_seeds", "protocol"]
+    )  # fmt: skip
+    for number, table in enumerate(tables, 1):
+        for (label, column), entry in table.entries.items():
+            mean, pair = entry.value, entry.pair
+            differences: list[float | None] = [None] * 6
+            if pair is not None:
+                differences = [pair.mean, *_ends(pair, pair.half_width), *_ends(pair, pair.holm_half_width), pair.p]
+            met = "; ".join(table.remarks[place] for place in entry.marks)
+            writer.writerow(
+                [number, table.metric, label, *column, mean.n, repr(mean.mean), _number(mean.std), int(entry.leads),
+                 int(entry.best), met, _number(entry.paper), _number(_minus(entry, entry.paper)),
+                 *(_number(None if one is None else one.mean) for one in (entry.worst, entry.decile)),
+                 "" if pair is None else table.reference, *map(_number, differences),
+                 "" if pair is None else pair.n, "; ".join(table.protocol)]
+            )  # fmt: skip
+    return text.getvalue()
+
+
+def _ends(pair: Difference, half: float | None) -> tuple[float | None, float | None]:
+    return (None, None) if half is None else (pair.mean - half, pair.mean + half)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else repr(value)
+
+
+def all_markdown(tables: Sequence[Table], notes: Sequence[str]) -> str:
+    """Return tables and the notes on runs as Markdown."""
+    text = "\n".join(markdown(table) for table in tables)
+    return text + ("\n" + "\n".join(f"- {markdown_text(note)}" for note in notes) + "\n" if notes else "")
+
+
+def all_latex(tables: Sequence[Table], notes: Sequence[str]) -> str:
+    """Return tables as LaTeX, the notes as comments."""
+    text = "\n".join(latex(table, number) for number, table in enumerate(tables, 1))
+    return text + "".join(f"% {shown(note, 2000)}\n" for note in notes)

@@ -1,0 +1,97 @@
+"""Reads the runs in a file of stored results, which ``table RUNS --store FILE`` wrote."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jgesr_lightning.config import ConfigError
+from jgesr_lightning.reporting.runs import Run, read_summary
+from jgesr_lightning.reporting.sources import UNREADABLE, Array, square
+from jgesr_lightning.reporting.text import shown
+
+FORMAT = "jgesr_lightning results"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Row:
+    """A run's line in a file of stored results.
+
+    Attributes:
+        content: the line.
+    """
+
+    content: Mapping[str, Any]
+
+    def history(self, metric: str) -> tuple[list[int], list[float]] | None:
+        """Return rounds and values of a metric, NaN where it was not measured."""
+        curves = self.content.get("curves", {})
+        if metric not in curves or metric == "round":
+            return None
+        values = [float("nan") if value is None else float(value) for value in curves[metric]]
+        rounds = [int(number) for number in curves["round"]]
+        if len(rounds) != len(values):
+            raise ValueError(f"{metric} has {len(values)} values for {len(rounds)} rounds")
+        return rounds, values
+
+    def metrics(self) -> list[str]:
+        """Return the names of the metrics that have a history."""
+        return [name for name in self.content.get("curves", {}) if name != "round"]
+
+    def class_counts(self) -> tuple[list[str], Array] | None:
+        """Return class names and (K, classes) counts."""
+        held = self.content.get("classes")
+        if held is None:
+            return None
+        return [str(name) for name in held["names"]], np.array(held["counts"], dtype=np.float64)
+
+    def last_graph(self) -> tuple[int, Array] | None:
+        """Return the last kept graph and its round."""
+        kept = self.content.get("graph")
+        if kept is None:
+            return None
+        return int(kept["round"]), square(np.array(kept["weights"], dtype=np.float64), int(kept["round"]))
+
+
+def stored_runs(path: Path) -> tuple[list[Run | str], list[str]]:
+    """Return the runs of a file (or why one cannot be used, its name first), and its methods in the study's order.
+
+    Raises:
+        ConfigError: no such file of ours.
+    """
+    try:
+        data = path.read_bytes()
+        content = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise ValueError("it is no file that --store wrote")
+        if content["version"] != VERSION:
+            raise ValueError(f"it has version {content['version']}, this program reads {VERSION}")
+        common, shared, rows = content["settings"], content["summary"], content["runs"]
+        methods = [str(label) for label in content["methods"]]
+    except UNREADABLE as error:
+        raise ConfigError(f"{shown(path)} cannot be read: {shown(error)}") from None
+    return [_stored_run(path, place, row, common, shared) for place, row in enumerate(rows)], methods
+
+
+def _stored_run(path: Path, place: int, row: Any, common: Mapping[str, Any], shared: Mapping[str, Any]) -> Run | str:
+    try:
+        name = str(row["name"]).replace("/", "_")
+        config: dict[str, Any] = {}
+        for key, value in {**common, **row["settings"]}.items():
+            *parents, last = key.split(".")
+            inner = config
+            for parent in parents:
+                inner = inner.setdefault(parent, {})
+            inner[last] = value
+        summary = {**shared, **row["summary"], "config": config}
+    except UNREADABLE as error:
+        return f"run {place + 1} of {shown(path.name)}: cannot be read ({type(error).__name__}: {error})"
+    found = read_summary(path / name, summary, Row(row))
+    return found if isinstance(found, Run) else f"{shown(name)}: {found}"

@@ -1,0 +1,357 @@
+"""What a table of finished runs says: means over seeds, the paper's numbers, paired differences, what runs met."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from jgesr_lightning.checks import nearest
+from jgesr_lightning.config import ConfigError
+from jgesr_lightning.identity import number_text
+from jgesr_lightning.reporting.collection import Collection, collect
+from jgesr_lightning.reporting.paper import departures, paper_value
+from jgesr_lightning.reporting.runs import Block, Column, Run, blocks
+from jgesr_lightning.reporting.statistics import Difference, Mean, corrected, mean_of, paired
+from jgesr_lightning.reporting.text import shown
+
+METRIC = "accuracy/received"
+PAPERS_METRICS = tuple(f"accuracy/{which}{how}" for which in ("received", "trained") for how in ("", "_weighted"))
+"""What the paper's numbers may be: means over clients; it does not say of which models, nor how they are weighed."""
+PROPOSED = "jgesr"
+MARKS = "†‡§¶#"
+_REMARKS = {
+    "nothing_shared": "in some rounds clients got back what they had sent, or nothing of others",
+    "dropped_uploads": "uploads were dropped",
+    "diverged": "the solver diverged",
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One method in one column.
+
+    Attributes:
+        value: over seeds; accuracies in percent.
+        leads: whether no other method of the column has a better mean, to the two decimals shown.
+        best: whether it is better than every other method of the column by more than chance: the interval of each
+            paired difference, corrected for their number, leaves out zero.
+        paper: the paper's number, or None.
+        pair: this method minus the reference on equal seeds, None for the reference and where no seed is shared.
+        worst: the worst client, over seeds; None where not measured.
+        decile: the mean of the worst tenth of the clients.
+        marks: places of the table's remarks that hold for runs of this cell.
+    """
+
+    value: Mean
+    leads: bool
+    best: bool
+    paper: float | None
+    pair: Difference | None
+    worst: Mean | None = None
+    decile: Mean | None = None
+    marks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table, independent of how it is written.
+
+    Attributes:
+        protocol: what is measured and how, one sentence an item.
+        rows: method labels, top to bottom.
+        columns: data set, noise level and missing rate, left to right.
+        entries: (label, column) -> entry; an absent key is a cell without a finished run.
+        unit: "%" for accuracies, else "".
+        metric: name of the metric.
+        reference: label of the method that the others are compared with; None where there is none.
+        remarks: what the marks stand for, one sentence an item.
+        against_leader: column -> method -> the leading method minus that one.
+    """
+
+    protocol: list[str]
+    rows: list[str]
+    columns: list[Column]
+    entries: dict[tuple[str, Column], Entry]
+    unit: str
+    metric: str
+    reference: str | None = None
+    remarks: list[str] = field(default_factory=list)
+    against_leader: dict[Column, dict[str, Difference]] = field(default_factory=dict)
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether any method shares a seed with the reference."""
+        return any(entry.pair is not None for entry in self.entries.values())
+
+    @property
+    def caption(self) -> str:
+        """What the table shows, in one sentence."""
+        unit = ", in percent" if self.unit else ""
+        return f"{_capital(describe(self.metric))} ({self.metric}) after the last round{unit}: mean over seeds"
+
+
+Values = Mapping[tuple[str, Column], dict[Hashable, float]]
+
+
+def build(block: Block, metric: str = METRIC, reference: str | None = None) -> Table:
+    """Return the table of a block of runs for a metric of the last round.
+
+    Args:
+        block: the runs.
+        metric: its name in the summaries.
+        reference: label of the method that the others are compared with; None, or one without runs here: jgesr, or
+            else the first row.
+    """
+    scale = 100.0 if metric.startswith("accuracy/") else 1.0
+    values = _values(block, metric, scale)
+    labels = [label for label in block.labels if any(row == label for row, _ in values)]
+    if reference not in labels:
+        reference = PROPOSED if PROPOSED in labels else labels[0] if len(labels) > 1 else None
+    pairs = corrected(
+        {
+            (label, column): pair
+            for (label, column), seeds in values.items()
+            if label != reference and (pair := paired(seeds, values.get((reference or "", column), {}))) is not None
+        }
+    )
+    base, _, how = metric.partition("_")
+    beside = {} if how not in ("", "weighted") or scale == 1 else {
+        name: _values(block, f"{base}_{name}", scale) for name in ("worst", "worst_decile")
+    }  # fmt: skip
+    kinds, remarks = _remarks(block)
+    entries: dict[tuple[str, Column], Entry] = {}
+    against_leader = {}
+    for column in block.columns:
+        means = {label: mean_of(list(values[label, column].values())) for label in labels if (label, column) in values}
+        leaders, ahead = _leader(means, values, column, max if scale == 100 else min)
+        if ahead:
+            against_leader[column] = ahead
+        for label, mean in means.items():
+            seeds = {name: list(found.get((label, column), {}).values()) for name, found in beside.items()}
+            worst, decile = (mean_of(seeds[name]) if seeds.get(name) else None for name in ("worst", "worst_decile"))
+            entries[label, column] = Entry(
+                value=mean,
+                leads=label in leaders,
+                best=leaders == [label] and bool(ahead) and all(one.clear_of_all for one in ahead.values()),
+                paper=paper_value(label, column) if metric in PAPERS_METRICS else None,
+                pair=pairs.get((label, column)),
+                worst=worst,
+                decile=decile,
+                marks=kinds.get((label, column), ()),
+            )
+    unit = "%" if scale == 100 else ""
+    protocol = _protocol(block, metric)
+    return Table(protocol, labels, block.columns, entries, unit, metric, reference, remarks, against_leader)
+
+
+def _values(block: Block, metric: str, scale: float) -> Values:
+    """Return (label, column) -> seed -> value, where anything was measured."""
+    found = {
+        (label, column): seed_values(block, label, column, metric) for label in block.labels for column in block.columns
+    }
+    return {key: {seed: scale * value for seed, value in seeds.items()} for key, seeds in found.items() if seeds}
+
+
+def _leader(
+    means: Mapping[str, Mean], values: Values, column: Column, better: Any
+) -> tuple[list[str], dict[str, Difference]]:
+    """Return the methods with the best mean, and the first of them minus each other, corrected for their number.
+
+    A method that shares no two seeds with the leading one cannot be told apart from it: its difference has no interval.
+    """
+    best = better((round(mean.mean, 2) for mean in means.values()), default=None)
+    leaders = [label for label, mean in means.items() if round(mean.mean, 2) == best]
+    if len(means) < 2:
+        return leaders, {}
+    first = leaders[0]
+    family: dict[Hashable, Difference] = {
+        label: paired(values[first, column], values[label, column])
+        or Difference(means[first].mean - means[label].mean, None, 0)
+        for label in means
+        if label != first
+    }
+    return leaders, {str(label): one for label, one in corrected(family).items()}
+
+
+def seed_values(block: Block, label: str, column: Column, metric: str) -> dict[Hashable, float]:
+    """Return seed -> value of the last round; where settings differ by rounding, the mean over a seed's runs."""
+    values = {
+        seed: [value for run in runs if (value := run.last(metric)) is not None]
+        for seed, runs in block.by_seed(label, column).items()
+    }
+    return {seed: sum(held) / len(held) for seed, held in values.items() if held}
+
+
+def remarks_of(run: Run) -> dict[str, str]:
+    """Return kind -> text of what a run met; dropped uploads also where an older summary lists them only."""
+    found = {
+        str(remark.get("kind", "remark")): shown(remark.get("text") or _REMARKS.get(str(remark.get("kind")), ""))
+        for remark in run.summary.get("remarks") or []
+    }
+    dropped = run.summary.get("dropped_uploads")
+    if "remarks" not in run.summary and isinstance(dropped, Mapping) and dropped:
+        found["dropped_uploads"] = f"uploads were dropped in {len(dropped)} rounds"
+    return found
+
+
+def _remarks(block: Block) -> tuple[dict[tuple[str, Column], tuple[int, ...]], list[str]]:
+    """Return (label, column) -> marks, and what each mark says."""
+    met: dict[str, list[tuple[str, Column, str]]] = {}
+    for label in block.labels:
+        for column in block.columns:
+            for run in block.cell(label, column):
+                for kind, text in remarks_of(run).items():
+                    met.setdefault(kind, []).append((label, column, f"{run.name}: {text}"))
+    order = [*(kind for kind in _REMARKS if kind in met), *sorted(met.keys() - _REMARKS.keys())]
+    marks: dict[tuple[str, Column], tuple[int, ...]] = {}
+    lines = []
+    for place, kind in enumerate(order):
+        for label, column, _ in met[kind]:
+            marks[label, column] = (*(p for p in marks.get((label, column), ()) if p != place), place)
+        texts = [text for _, _, text in met[kind]]
+        more = f"; and {len(texts) - 5} more runs" if len(texts) > 5 else ""
+        lines.append(f"{mark_text((place,))} {_REMARKS.get(kind, shown(kind))}: {'; '.join(texts[:5])}{more}")
+    return marks, lines
+
+
+def mark_text(marks: Sequence[int]) -> str:
+    """Return the signs of a table's remarks, doubled where there are more than signs."""
+    return "".join(MARKS[place % len(MARKS)] * (1 + place // len(MARKS)) for place in marks)
+
+
+def describe(metric: str) -> str:
+    """Return what a metric is, in words.
+
+    >>> describe("accuracy/received_weighted")
+    'local test accuracy of the model each client receives from the server, sample-weighted mean over clients'
+    """
+    quantity, _, rest = metric.partition("/")
+    which, _, how = rest.partition("_")
+    models = {
+        "received": "the model each client receives from the server",
+        "trained": "each client's own model after local training",
+    }
+    means = {
+        "": "plain mean over clients",
+        "weighted": "sample-weighted mean over clients",
+        "std": "standard deviation over clients",
+        "worst": "worst client",
+        "worst_decile": "mean of the worst tenth of the clients",
+    }
+    if quantity not in ("accuracy", "loss") or which not in models or how not in means:
+        return metric
+    return f"local test {quantity} of {models[which]}, {means[how]}"
+
+
+def _protocol(block: Block, metric: str) -> list[str]:
+    runs = block.runs
+    shared = runs[0].protocol
+    lasts = sorted({run.summary["last"]["round"] for run in runs})
+    counts = sorted({len(block.by_seed(label, column)) for label in block.labels for column in block.columns} - {0})
+    rounds = " or ".join(map(str, lasts))
+    lines = [
+        f"{describe(metric)} ({metric}), at the last round ({rounds} of {shared.get('rounds')}), never the best one",
+        f"mean ± sample standard deviation over seeds, number of seeds in brackets ({_span(counts)}); bold: better "
+        "than every other method of its column, by paired 95 % intervals corrected for their number (Holm)",
+    ]
+    if {"jgesr", "two_step"} & set(block.labels):
+        lines.append("jgesr and two_step weigh fidelity as the paper prints it (shares) unless the row says otherwise")
+    lines.append(protocol_text(shared))
+    if changed := departures(shared):
+        lines.append(f"the paper's numbers are for other settings: here {', '.join(changed)}")
+    if block.differs:
+        lines.append("this table differs from the others in " + ", ".join(f"{k}={v}" for k, v in block.differs.items()))
+    return [shown(line, 2000) for line in lines if line]
+
+
+def protocol_text(shared: Mapping[str, Any]) -> str:
+    """Return the settings that readers ask for first."""
+    named = {
+        "clients": "clients", "data.kappa": "Dirichlet kappa", "data.fraction": "part of the training data",
+        "model.name": "network", "local.epochs": "local epochs", "local.batch_size": "batch size",
+        "local.lr": "learning rate", "participation": "participation",
+    }  # fmt: skip
+    return ", ".join(f"{word} {shared[key]}" for key, word in named.items() if key in shared)
+
+
+def _span(counts: Sequence[int]) -> str:
+    return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+
+
+def column_title(column: Column) -> str:
+    """Return a column's heading."""
+    data, noise, missing = column
+    return f"{data} s={number_text(noise)}" + (f" missing={number_text(missing)}" if missing else "")
+
+
+def shows_paper(table: Table, column: Column) -> bool:
+    """Return whether the paper has a number for any row of a column."""
+    return table.metric in PAPERS_METRICS and any(paper_value(label, column) for label in table.rows)
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:] if "/" not in text.partition(" ")[0] else text
+
+
+def leading_metric(runs: Sequence[Run], given: str | None = None) -> str:
+    """Return the metric that tables and figures lead with: the one given, else what most of the runs name."""
+    if given is not None:
+        return given
+    named = Counter(str(run.config.get("metric") or METRIC) for run in runs)
+    return named.most_common(1)[0][0] if named else METRIC
+
+
+@dataclass(frozen=True)
+class Findings:
+    """The tables of some folders, and what they come from.
+
+    Attributes:
+        tables: one a block of comparable runs.
+        collection: the runs, and the lines about those left out.
+        metric: what the tables show.
+        reference: label of the method that was asked for, or comes first in the study's file; None: each table's own.
+    """
+
+    tables: list[Table]
+    collection: Collection
+    metric: str
+    reference: str | None = None
+
+
+def tables_of(
+    roots: Sequence[str | Path], metric: str | None = None, reference: str | None = None, drawn: bool = False
+) -> Findings:
+    """Return the tables of the runs below some folders or in some files of stored results.
+
+    Args:
+        roots: the folders and files.
+        metric: a metric of the last round; None: the one that the runs name.
+        reference: label of the method that the others are compared with; None: the first of the study's file, if the
+            runs are a study's.
+        drawn: whether figures of the metric follow, so that runs whose files for them are damaged are left out.
+
+    Raises:
+        ConfigError: a folder that is not there, no finished run, or a metric or method that none of them has.
+    """
+    collection = collect(roots)
+    metric = leading_metric(collection.runs, metric)
+    if drawn:
+        collection = collect(roots, metric)
+    if not collection.runs:
+        why = f" ({'; '.join(collection.notes)})" if collection.notes else ""
+        raise ConfigError(f"no finished run in {', '.join(map(shown, roots))}{why}")
+    without = [run for run in collection.runs if run.last(metric) is None]
+    if len(without) == len(collection.runs):
+        known = sorted({name for run in collection.runs for name in run.summary["last"] if name != "round"})
+        raise ConfigError(f"no run has the metric {metric!r}{nearest(metric, known)}; known: {', '.join(known)}")
+    notes = [*collection.notes, *(f"{run.name}: {metric} was not measured; left out" for run in without)]
+    kept = [run for run in collection.runs if run not in without]
+    labels = sorted({run.label for run in kept})
+    if reference is not None and reference not in labels:
+        raise ConfigError(f"no method {reference!r}{nearest(reference, labels)}; known: {', '.join(labels)}")
+    reference = reference or next((label for label in collection.order if label in labels), None)
+    tables = [build(block, metric, reference) for block in blocks(kept)]
+    return Findings(tables, replace(collection, runs=kept, notes=notes), metric, reference)

@@ -1,0 +1,86 @@
+"""What a table says, in words made from its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jgesr_lightning.reporting.render import interval_text
+from jgesr_lightning.reporting.runs import Column
+from jgesr_lightning.reporting.statistics import Difference
+from jgesr_lightning.reporting.tables import Table, column_title, describe, mark_text
+
+
+def summary(table: Table) -> list[str]:
+    """Return a paragraph for each column: which method leads, by how much and how sure, and what is level with it."""
+    return [text for column in table.columns if (text := _column(table, column))]
+
+
+def reading(table: Table, settings: str) -> str:
+    """Return under which reading and on which data the paragraphs hold."""
+    unit = "percentage points" if table.unit else "the metric's unit"
+    return (
+        f"This is {describe(table.metric)} ({table.metric}), after the last round; {settings}. Differences are in "
+        f"{unit}, on equal seeds; intervals have 95 % confidence (Student's t) and are corrected for the number of "
+        "methods compared (Holm)."
+    )
+
+
+def _column(table: Table, column: Column) -> str:
+    entries = {label: table.entries[label, column] for label in table.rows if (label, column) in table.entries}
+    if not entries:
+        return ""
+    where = column_title(column)
+    if len(entries) == 1:
+        label, entry = next(iter(entries.items()))
+        return f"{where}: {label} alone was run, with {_value(table, label, column)} over {_seeds(entry.value.n)}."
+    leaders = [label for label, entry in entries.items() if entry.leads]
+    ahead = table.against_leader.get(column, {})
+    first = leaders[0]
+    rest = {label: one for label, one in ahead.items() if label not in leaders}
+    clear = {label: one for label, one in rest.items() if one.clear_of_all and _sound(one, table)}
+    level = {label: one for label, one in rest.items() if label not in clear and one.half_width is not None}
+    unknown = [label for label, one in rest.items() if one.half_width is None]
+    names = _listed(leaders)
+    sentences = [
+        f"{where}: {names} {'has' if len(leaders) == 1 else 'have'} the best mean, {_value(table, first, column)}"
+    ]
+    sentences[0] += f" over {_seeds(entries[first].value.n)}"
+    if unknown and not clear and not level:
+        nearest = min(unknown, key=lambda label: abs(rest[label].mean))
+        sentences.append(
+            f"With {_seeds(min(entry.value.n for entry in entries.values()))} nothing can be said of chance: "
+            f"the lead over {nearest}, the next, is {rest[nearest].mean:+.2f}"
+        )
+    if clear:
+        least = min(clear, key=lambda label: abs(clear[label].mean))
+        which = "all others" if len(clear) == len(rest) else _listed(list(clear))
+        lead = f"{clear[least].mean:+.2f} {interval_text(clear[least].mean, clear[least].holm_half_width)}"
+        sentences.append(f"It is clear of {which}; its smallest clear lead is over {least}, {lead}")
+    if level:
+        texts = [
+            f"{label} ({one.mean:+.2f} {interval_text(one.mean, one.holm_half_width)})" for label, one in level.items()
+        ]
+        sentences.append(f"It cannot be told apart from {_listed(texts)}")
+    if unknown and (clear or level):
+        sentences.append(f"No seeds in common, or one only, with {_listed(unknown)}")
+    marked = [f"{label}{mark_text(entry.marks)}" for label, entry in entries.items() if entry.marks]
+    if marked:
+        sentences.append(f"Runs of {_listed(marked)} carry a remark below the table")
+    return ". ".join(sentences) + "."
+
+
+def _sound(one: Difference, table: Table) -> bool:
+    return one.mean > 0 if table.unit else one.mean < 0
+
+
+def _value(table: Table, label: str, column: Column) -> str:
+    entry = table.entries[label, column]
+    return f"{entry.value.mean:.2f}{' %' if table.unit else ''}{mark_text(entry.marks)}"
+
+
+def _seeds(count: int) -> str:
+    return "one seed" if count == 1 else f"{count} seeds"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

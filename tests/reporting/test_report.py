@@ -1,0 +1,150 @@
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from jgesr_lightning.reporting import report
+from jgesr_lightning.reporting.tables import tables_of
+from jgesr_lightning.reporting.words import summary
+from tests.reporting.synthetic import make_run
+
+VOID = ("meta", "img", "br")
+
+
+class Page(HTMLParser):
+    """Checks that tags are closed in order, and keeps what a page links to or would fetch."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.links, self.sources, self.text = [], [], [], []
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag, attributes):
+        self.links += [value for name, value in attributes if tag == "a" and name == "href"]
+        self.sources += [
+            value for name, value in attributes if name in ("src", "xlink:href") or "url(" in (value or "")
+        ]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.handle_starttag(tag, attributes)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def study(root):
+    """jgesr ahead of fedavg by 5, 4.5 and 5 points, and of local by 1, -1 and 0.5."""
+    for seed, (fedavg, local, jgesr) in enumerate([(0.90, 0.94, 0.95), (0.91, 0.965, 0.955), (0.92, 0.965, 0.97)]):
+        for method, accuracy in (("fedavg", fedavg), ("local", local), ("jgesr", jgesr)):
+            folder = make_run(root, f"{method}_{seed}", accuracy, method=method, seed=seed)
+            path = folder / "summary.json"
+            clients = {"accuracy/received": [accuracy, accuracy - 0.1, min(1.0, accuracy + 0.1)]}
+            path.write_text(json.dumps(json.loads(path.read_text()) | {"clients": clients}))
+
+
+def made(root, *arguments):
+    assert report.main([str(root), *arguments]) == 0
+    return (root / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_page_is_whole_and_fetches_nothing(tmp_path):
+    study(tmp_path)
+    make_run(tmp_path, "a<b>&c", 0.9, status="failed")
+    text = made(tmp_path)
+    page = Page(text)
+    words = " ".join(page.text)
+    for word in ("95.83 ± 1.04", "90.48", "a<b>&c: failed", "percentage points", "Left out", "9 runs", "\u22124.83"):
+        assert word in words
+    assert all(source.startswith(("#", "data:image/png;base64,")) or "url(#" in source for source in page.sources)
+    assert text.count("<svg ") == 3 + 2 + 2  # means, differences, clients; curves, objective; matrix and network
+    assert "@media (prefers-color-scheme: dark)" in text
+    assert not re.search(r"font(-size)?: ?[0-7](\\.\\d+)?px", text)  # of 96 / 72 pixels each
+    assert min(float(size) for size in re.findall(r"font(?:-size)?: ?([0-9.]+)px", text)) * 96 / 72 >= 11
+    defined = set(re.findall(r"(--c[0-9a-f]{6}):", text))
+    assert set(re.findall(r"var\\((--c[0-9a-f]{6})\\)", text)) <= defined
+
+
+def test_the_parts_of_two_pictures_are_not_taken_for_each_other(tmp_path):
+    study(tmp_path)
+    ids = re.findall(r' id="([^"]+)"', made(tmp_path))
+    assert len(ids) == len(set(ids))
+    text = made(tmp_path)
+    for used in set(re.findall(r'xlink:href="#([^"]+)"|url\\(#([^)]+)\\)', text)):
+        assert f'id="{used[0] or used[1]}"' in text
+
+
+def test_runs_are_linked_where_they_are(tmp_path):
+    folder = make_run(tmp_path / "some where", "a run #1?", 0.9)
+    path = folder / "summary.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"wandb": {"url": "https://wandb.ai/me/p/runs/1", "path": "me/p/1"}}))
+    evil = make_run(tmp_path / "some where", "evil", 0.9, seed=1) / "summary.json"
+    evil.write_text(
+        json.dumps(content | {"wandb": {"url": "javascript:alert(1)"}, "config": content["config"] | {"seed": 1}})
+    )
+    links = Page(made(tmp_path)).links
+    assert links[:3] == [
+        "some%20where/a%20run%20%231%3F", "some%20where/a%20run%20%231%3F/config.yaml", "https://wandb.ai/me/p/runs/1",
+    ]  # fmt: skip
+    assert not any("javascript" in link for link in links)
+
+
+def test_words_say_who_leads_what_is_clear_and_what_is_level(tmp_path):
+    study(tmp_path)
+    (table,) = tables_of([tmp_path]).tables
+    # over fedavg: 4.8333 +- 0.2887 / sqrt(3) * t(1 - 0.025 / 2, 2) = 6.2053: 1.0343; over local 0.1667 +- 2.5856
+    assert summary(table) == [
+        "mnist s=0.1: jgesr has the best mean, 95.83 % over 3 seeds. It is clear of fedavg; its smallest clear lead is "
+        "over fedavg, +4.83 [+3.80, +5.87]. It cannot be told apart from local (+0.17 [-2.42, +2.75])."
+    ]
+    assert "It cannot be told apart from local" in " ".join(Page(made(tmp_path)).text)
+
+
+def test_words_for_one_seed_and_for_one_method(tmp_path):
+    make_run(tmp_path, "a", 0.9, method="fedavg")
+    (table,) = tables_of([tmp_path]).tables
+    assert summary(table) == ["mnist s=0.1: fedavg alone was run, with 90.00 % over one seed."]
+    make_run(tmp_path, "b", 0.95, method="jgesr")
+    (table,) = tables_of([tmp_path]).tables
+    (text,) = summary(table)
+    assert text.startswith("mnist s=0.1: jgesr has the best mean, 95.00 % over one seed. With one seed nothing can be")
+    assert "fedavg, the next, is +5.00" in text
+
+
+def test_a_metric_without_pictures_and_one_table_a_protocol(tmp_path):
+    study(tmp_path)
+    make_run(tmp_path, "short", 0.3, method="fedavg", rounds=5)
+    page = Page(made(tmp_path, "--metric", "loss/train"))
+    assert "Table 2" in page.text
+    assert not page.sources
+
+
+def test_the_page_stays_small_and_names_what_it_leaves_out(tmp_path, monkeypatch):
+    study(tmp_path)
+    whole = made(tmp_path)
+    monkeypatch.setattr(report, "LIMIT", 60_000)
+    text = made(tmp_path)
+    assert len(text) < min(90_000, len(whole))
+    assert "Left out to keep the page small" in text
+
+
+@pytest.mark.parametrize("clients", [1, 2, 60])
+def test_any_number_of_clients(tmp_path, clients):
+    folder = make_run(tmp_path, "a", 0.9)
+    values = np.linspace(0, 1, clients).tolist()
+    path = folder / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"clients": {"accuracy/received": values}}))
+    lines = [f"{k},6,2,8,0,0" for k in range(clients)]
+    (folder / "partition.csv").write_text("\n".join(["client,train,test,a,b,c", *lines]) + "\n")
+    np.savez(folder / "graphs.npz", round_00002=np.ones((clients, clients)))
+    assert "network_jgesr" in made(tmp_path)

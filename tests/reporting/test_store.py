@@ -1,0 +1,114 @@
+import gzip
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from jgesr_lightning.config import ConfigError
+from jgesr_lightning.reporting import figures, report
+from jgesr_lightning.reporting.render import csv_text
+from jgesr_lightning.reporting.store import store
+from jgesr_lightning.reporting.table import main
+from tests.reporting.synthetic import built, make_run
+
+
+def study(root):
+    for seed in range(3):
+        for method, accuracy in (("fedavg", 0.9), ("jgesr", 0.95)):
+            folder = make_run(root, f"{method}_{seed}", accuracy + seed / 300, method=method, seed=seed)
+            path = folder / "summary.json"
+            content = json.loads(path.read_text())
+            content["clients"] = {"accuracy/received": [1 / 3, 2 / 7, 0.9]}
+            content["remarks"] = [{"kind": "diverged", "rounds": [1], "text": "J rose"}] if seed == 1 else []
+            path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("name", ["results.json", "results.json.gz"])
+def test_tables_pictures_and_pages_are_those_of_the_folders(tmp_path, capsys, name):
+    study(tmp_path / "runs")
+    file = tmp_path / "stored" / name
+    assert main([str(tmp_path / "runs"), "--store", str(file)]) == 0
+    assert capsys.readouterr().out == f"wrote {file}: 6 runs\n"
+    assert csv_text(built([file])[0]) == csv_text(built([tmp_path / "runs"])[0])
+    for source, target in ((tmp_path / "runs", "a"), (file, "b")):
+        assert figures.main([str(source), "--out", str(tmp_path / target)]) == 0
+    drawn = sorted(path.name for path in (tmp_path / "a").iterdir())
+    assert drawn == sorted(path.name for path in (tmp_path / "b").iterdir()) and len(drawn) >= 14
+    for picture in drawn:
+        if picture.endswith(".png"):
+            a, b = (np.asarray(Image.open(tmp_path / folder / picture), dtype=int) for folder in "ab")
+            assert a.shape == b.shape and abs(a - b).max() <= 8, picture  # curves are stored to six digits
+    assert report.main([str(file)]) == 0
+    page = tmp_path / "stored" / "results_report.html"
+    assert "jgesr has the best mean" in page.read_text()
+
+
+def test_equal_runs_give_equal_bytes(tmp_path):
+    study(tmp_path / "runs")
+    _, collection = built([tmp_path / "runs"])
+    for name in ("a.json.gz", "b.json.gz"):
+        store(collection, tmp_path / name)
+    assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes()
+    assert len(gzip.decompress((tmp_path / "a.json.gz").read_bytes()).splitlines()) == 8  # a line a run
+
+
+def test_what_is_stored_can_be_stored_again(tmp_path):
+    study(tmp_path / "runs")
+    store(built([tmp_path / "runs"])[1], tmp_path / "a.json")
+    store(built([tmp_path / "a.json"])[1], tmp_path / "b.json")
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+
+
+def test_a_long_trace_is_thinned_and_drawn_where_it_was(tmp_path):
+    folder = make_run(tmp_path / "runs", "a", 0.9)
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["aggregation"]["objective"] = [1 / (1 + k) for k in range(10_000)]
+    (folder / "summary.json").write_text(json.dumps(summary))
+    store(built([tmp_path / "runs"])[1], tmp_path / "a.json")
+    assert (tmp_path / "a.json").stat().st_size < 20_000
+    (run,) = built([tmp_path / "a.json"])[1].runs
+    places, trace = run.summary["aggregation"]["objective_at"], run.summary["aggregation"]["objective"]
+    assert len(places) == len(trace) <= 400 and places[0] == 0 and places[-1] == 9999
+    assert trace == pytest.approx([1 / (1 + k) for k in places])
+    (drawing,) = [d for d in figures.draw([run]) if d.name.startswith("objective")]
+    drawn = drawing.figure.axes[0].get_lines()[0].get_xdata()
+    assert set(drawn) <= set(places) and drawn[-1] > 9000  # the smallest value itself is not drawn
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "null", "{}", '{"format": "jgesr_lightning results", "version": 9}', "\x1f\x8b\x00", "[" * 99_999],
+)
+def test_other_files_are_refused_in_one_line(tmp_path, content):
+    path = tmp_path / "a.json"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match="cannot be read") as caught:
+        built([path])
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("row", [None, [], {"name": "x"}, {"name": "x", "settings": {}, "summary": {"last": 3}}])
+def test_a_damaged_row_is_left_out_by_name(tmp_path, row):
+    study(tmp_path / "runs")
+    store(built([tmp_path / "runs"])[1], tmp_path / "a.json")
+    content = json.loads((tmp_path / "a.json").read_text())
+    content["runs"].append(row)
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    (table,), collection = built([tmp_path / "a.json"])
+    assert len(collection.runs) == 6 and table.rows == ["fedavg", "jgesr"]
+    (note,) = collection.notes
+    assert note.endswith("left out") and ("x" in note or "run 7" in note)
+
+
+def test_a_damaged_curve_or_graph_is_named_too(tmp_path):
+    study(tmp_path / "runs")
+    store(built([tmp_path / "runs"])[1], tmp_path / "a.json")
+    content = json.loads((tmp_path / "a.json").read_text())
+    content["runs"][0]["graph"] = {"round": 2, "weights": [[1, 2]]}
+    content["runs"][1]["curves"] = {"round": [0, 1], "accuracy/received": [0.5]}
+    content["runs"][2]["classes"] = 7
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    _, collection = built([tmp_path / "a.json"], drawn=True)
+    assert len(collection.runs) == 3 and len(collection.notes) == 3
+    assert np.isfinite(collection.runs[0].last("accuracy/received"))
