@@ -1,5 +1,8 @@
 """The networks: shapes, sizes, and an initial model that depends on its seed alone."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -125,3 +128,22 @@ def test_batch_normalisation_asks_for_two_samples():
         check_sizes(net, 1, {0: 3})
     with pytest.raises(ValueError, match="client 7 has fewer than 2"):
         check_sizes(net, "full", {3: 5, 7: 1})
+
+
+def test_whatever_a_function_draws_from_is_seeded_and_given_back(monkeypatch):
+    def make(*_):
+        net = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+        nn.init.constant_(net[1].weight, random.random())
+        nn.init.constant_(net[1].bias, np.random.rand())  # noqa: NPY002
+        return net
+
+    monkeypatch.setitem(names.BUILTIN["models"], "mine", make)
+
+    def drawn():
+        return random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+
+    before = drawn()
+    nets = [build_model("mine", 1, 4, 3, seed=seed)[1] for seed in (1, 1, 2)]
+    assert drawn() == before
+    first, second, other = ((net.weight[0, 0].item(), net.bias[0].item()) for net in nets)
+    assert first == second and first[0] != other[0] and first[1] != other[1]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -40,11 +43,25 @@ def build_model(name: str, in_channels: int, image_size: Size, num_classes: int,
         ValueError: unknown name (the known ones are listed), or a network that cannot take such inputs, does not give
             such scores, or has nothing to train.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive(seed, INIT))
+    with _drawing_from(derive(seed, INIT)):
         net = _made(name, in_channels, image_size, num_classes)
         check_network(name, net, (in_channels, *sides(image_size)), num_classes)
     return net
+
+
+@contextmanager
+def _drawing_from(seed: int) -> Iterator[None]:
+    """Seed PyTorch, and what else somebody's function may draw from, and give them back as they were."""
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - what others draw from
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)  # noqa: NPY002
 
 
 def _made(name: str, in_channels: int, size: Size, num_classes: int) -> nn.Module:

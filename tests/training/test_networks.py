@@ -144,3 +144,36 @@ def test_a_copied_client_keeps_its_own_counters():
     assert twin.net[2].num_batches_tracked == 1 and client.net[2].num_batches_tracked == 0
     twin.receive(client.layout.flatten(client.net.state_dict()))
     assert twin.net[2].num_batches_tracked == 0
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cells = nn.LSTM(12, 5, batch_first=True)
+        self.last = nn.Linear(5, CLASSES)
+        self.unused = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.last(self.cells(x.squeeze(1))[0][:, -1])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Recurrent,
+        lambda: nn.Sequential(nn.Unflatten(2, (2, 6)), nn.Conv3d(1, 2, 2), nn.Flatten(), nn.LazyLinear(CLASSES)),
+        lambda: nn.Sequential(
+            nn.Flatten(2), nn.Conv1d(1, 2, 5, stride=3), nn.ReLU(), nn.Flatten(), nn.LazyLinear(CLASSES)
+        ),
+    ],
+    ids=["recurrent, with an unused layer", "in three dimensions", "in one dimension"],
+)
+def test_networks_of_other_kinds_train_as_by_hand(make):
+    data = make_data((17, 24))
+    torch.manual_seed(0)
+    net = make().double()
+    net(data[0].train_inputs)
+    engine = make_engine(SequentialEngine, copy.deepcopy(net), data)
+    models, _ = run_rounds(engine, state_row(engine, net), rounds=1)
+    for k, own in enumerate(data):
+        torch.testing.assert_close(models[k], state_row(engine, by_hand(net, own, k)), rtol=0, atol=1e-12)
