@@ -108,6 +108,7 @@ def _run(
     watchers = build.watchers(config, folder, data, start)
     with StopRequest() as stop:
         agreed: Opening | None = None
+        failure = ""
         try:
             fabric = build_fabric(launch, config.runtime.precision, watchers.in_order, stop)
             if not started_by_fabric_run():
@@ -123,11 +124,12 @@ def _run(
                 _announce(config, folder, launch, plan, reason)
             return _drive(config, folder, Federation(plan), agreed.source, watchers)
         except BaseException as error:
+            failure = str(error) or type(error).__name__
             if agreed is not None and agreed.refusal:  # the folder is somebody else's
                 raise
             account(error, config, folder, watchers.files if first_process() else None)
         finally:
-            watchers.wandb.close(exit_code=1)  # where the run has not ended it in order
+            watchers.wandb.close(exit_code=1, reason=failure)  # where the run has not ended it in order
 
 
 def _drive(

@@ -136,10 +136,17 @@ class WandbLog:
                 self._safely(lambda: self._run.mark_preempting())
         self.close(exit_code=0 if status == "finished" else 1)
 
-    def close(self, exit_code: int) -> None:
-        """End the W&B run, as failed unless `exit_code` is 0; does nothing where it has ended or never began."""
+    def close(self, exit_code: int, reason: str = "") -> None:
+        """End the W&B run, as failed unless `exit_code` is 0; does nothing where it has ended or never began.
+
+        Args:
+            exit_code: 0 for a run that did what was asked.
+            reason: why it failed, for an alert; empty: no alert.
+        """
         if self._start is not None and self._ready(wait=FAILED_SECONDS, strict=False):
             self._catch_up(strict=False)
+            if reason:
+                self._safely(lambda: self._run.alert("run failed", reason, level="ERROR"), strict=False)
         self._finish(exit_code)
 
     def _finish(self, exit_code: int) -> None:

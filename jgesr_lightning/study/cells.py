@@ -200,6 +200,7 @@ def find_study(name: str | Path) -> Path:
     Raises:
         ConfigError: no such file; it names those there are.
     """
+    user_path(name)  # a home folder of nobody's is said to be that
     try:
         return find_config(name, "studies")
     except ConfigError:

@@ -370,9 +370,10 @@ def test_a_run_that_fails_while_wandb_starts_is_marked_failed(tmp_path):
     log, state = make(tmp_path), State()
     log.on_federation_start(fake_plan(), state)
     state.records.append(record_of(0))
-    log.close(exit_code=1)
+    log.close(exit_code=1, reason="round 1: nothing usable arrived")
     found = read_back(tmp_path)
     assert found.exits == [1]
+    assert found.alerts == [("run failed", "ERROR")]
     assert [row["round"] for row in found.history] == [0]
     log.close(exit_code=0)  # has ended: nothing to do
 
