@@ -1,4 +1,6 @@
-"""The command line: ``python -m jgesr_lightning COMMAND ...`` (or ``jgesr COMMAND ...``).
+"""Federated learning over unreliable links: run it, fetch its data, report on it.
+
+The command line, ``python -m jgesr_lightning COMMAND ...`` (or ``jgesr COMMAND ...``).
 
 Exit status: 0 done; 2 bad configuration or data, with one line on stderr; 1 anything else, a run that was stopped early
 included. What a command needs is imported by that command: help and mistakes answer at once.
@@ -10,10 +12,13 @@ import contextlib
 import io
 import os
 import sys
+from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jgesr_lightning import __version__
+from jgesr_lightning.arguments import CommandParser, program
 from jgesr_lightning.checks import nearest
 from jgesr_lightning.config import Config, ConfigError, load_config, to_yaml
 from jgesr_lightning.paths import PathError
@@ -24,22 +29,9 @@ if TYPE_CHECKING:
 DEBUG = "JGESR_DEBUG"
 """Environment variable: if set, what nobody foresaw ends in a traceback."""
 
-USAGE = """\
-usage: python -m jgesr_lightning COMMAND ...
-
-  train CONFIG [key=value ...]     run a federation; its results go to runs/NAME
-  config CONFIG [key=value ...]    print the configuration with everything filled in
-  data NAME|CONFIG [key=value ...] fetch a data set (mnist, cifar10) and keep it decoded
-  table RUNS ... [options]         tables from the runs in these folders
-  figures RUNS ... [options]       figures from the runs in these folders
-  report RUNS ... [options]        one HTML page with both
-  study STUDY [key=value ...]      run what is left of a study (configs/studies/, such as table1_small)
-
-CONFIG is a YAML file, or the name of one in configs/ (mnist_s01). Settings are given as key=value or --key=value,
-before or after it; of two for one key the last wins. `config CONFIG` shows every key.
-
-  python -m jgesr_lightning train mnist_s01 aggregator.name=fedavg seed=3 rounds=5
-"""
+SETTINGS = """\
+CONFIG is a YAML file, or the name of one that is shipped (mnist_s01). Settings are given as key=value or --key=value,
+before or after it; of two for one key the last wins. `config CONFIG` shows every key with its value."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ConfigError, PathError) as error:
         _complain(f"error: {error}")
         return 2
+    except SystemExit as ended:  # argparse, when it has shown help or the version
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except KeyboardInterrupt:
         _complain("interrupted")
         return 130
@@ -100,25 +94,30 @@ def _drop_output() -> None:
 
 
 def _dispatch(arguments: Sequence[str]) -> int:
+    parser = CommandParser("", __doc__.splitlines()[0], EXAMPLE, usage=f"{program()} COMMAND ...")
+    parser.add_argument("--version", action="version", version=f"jgesr_lightning {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", parser_class=ArgumentParser)
+    for name, command in COMMANDS.items():
+        commands.add_parser(name, help=command.summary, add_help=False)
     if not arguments:
-        print(USAGE, end="", file=sys.stderr)
+        parser.print_help(sys.stderr)
         return 2
-    command, *rest = arguments
-    if command == "--version":
-        print(f"jgesr_lightning {__version__}")
-        return 0
-    if command in ("--help", "-h", "help") or (command in CONFIGURED and {"--help", "-h"} & set(rest)):
-        print(USAGE, end="")
-        return 0
-    if command not in COMMANDS:
-        raise ConfigError(f"no command {command!r}{nearest(command, COMMANDS)}; known: {', '.join(COMMANDS)}")
-    return COMMANDS[command](rest)
+    first, *rest = arguments
+    if first == "help":
+        first, rest = (rest[0], ["--help"]) if rest else ("--help", [])
+    if first not in COMMANDS and not first.startswith("-"):
+        raise ConfigError(f"no command {first!r}{nearest(first, COMMANDS)}; known: {', '.join(COMMANDS)}")
+    # the rest is the command's own to read: argparse would mix up the order of settings
+    return COMMANDS[parser.parse_args([first]).command].run(rest)
 
 
 def train(arguments: Sequence[str]) -> int:
     """Run the federation that a configuration describes."""
+    settings = _configured("train", "Run a federation; its files go to runs/NAME.", EXAMPLE).settings(arguments)
+    if settings is None:
+        return 0
     _settle()
-    config = configuration(arguments)
+    config = configuration(settings)
     _announce_loading()
     from jgesr_lightning import experiment
     from jgesr_lightning.data import DataError
@@ -167,21 +166,30 @@ def exit_status(result: Result) -> int:
 
 def show(arguments: Sequence[str]) -> int:
     """Print a configuration with everything filled in."""
-    print(to_yaml(configuration(arguments)), end="")
+    settings = _configured(
+        "config", "Print a configuration with everything filled in.", "config mnist_s01 aggregator.name=fedprox"
+    ).settings(arguments)
+    if settings is not None:
+        print(to_yaml(configuration(settings)), end="")
     return 0
 
 
 def data(arguments: Sequence[str]) -> int:
     """Fetch the data set of a configuration, or one named by itself, and keep it decoded."""
+    given = _configured(
+        "data", "Fetch a data set, of a name or of a configuration, and keep it decoded.", "data mnist", "NAME|CONFIG"
+    ).settings(arguments)
+    if given is None:
+        return 0
     from jgesr_lightning.data import DataError, data_root, load_dataset
     from jgesr_lightning.names import is_builtin
 
-    sets = [argument for argument in arguments if is_builtin("data", argument)]
+    sets = [argument for argument in given if is_builtin("data", argument)]
     if sets:
-        settings = [argument for argument in arguments if argument not in sets]
+        settings = [argument for argument in given if argument not in sets]
         config = load_config(None, [f"data.name={name}" for name in sets] + settings)
     else:
-        config = configuration(arguments)
+        config = configuration(given)
     try:
         found = load_dataset(config.data.name, config.data.root, verify=config.data.verify, label=config.data.label)
     except DataError as error:
@@ -240,13 +248,32 @@ def is_file(argument: str) -> bool:
     return not argument.startswith("-") and (not equals or "/" in key)
 
 
-CONFIGURED = ("train", "config", "data")
-COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
-    "train": train,
-    "config": show,
-    "data": data,
-    "table": table,
-    "figures": figures,
-    "report": report,
-    "study": study,
+def _configured(name: str, description: str, example: str, what: str = "CONFIG") -> CommandParser:
+    """Return the parser of a command that takes a configuration and settings."""
+    return CommandParser(
+        name, f"{description}\n\n{SETTINGS}", example, usage=f"{program()} {name} {what} [key=value ...]"
+    )
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command: a function that takes its arguments and returns the exit status, and a line of what it is for.
+
+    What it needs is imported when it runs; a command with options has a `CommandParser` of its own.
+    """
+
+    run: Callable[[Sequence[str]], int]
+    summary: str
+
+
+EXAMPLE = "train mnist_s01 aggregator.name=fedavg seed=3 rounds=5"
+COMMANDS = {
+    "train": Command(train, "run a federation; its results go to runs/NAME"),
+    "config": Command(show, "print the configuration with everything filled in"),
+    "data": Command(data, "fetch a data set (mnist, cifar10) and keep it decoded"),
+    "table": Command(table, "tables from the runs in folders"),
+    "figures": Command(figures, "figures from the runs in folders"),
+    "report": Command(report, "one HTML page with both"),
+    "study": Command(study, "run what is left of a study (table1_small, or a file)"),
 }
+"""Every command, in the order in which help lists them; a new one is a line here and a function above."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from jgesr_lightning.arguments import program
 from jgesr_lightning.records import RoundRecord, remarks
 
 KINDS = ("received", "trained")
@@ -31,12 +31,12 @@ def closing_lines(records: Sequence[RoundRecord], folder: Path, rounds: int, fin
             lines.append(f"  best for orientation, chosen on the test set: round {best.round}, received {value}")
     lines += [f"note: {remark['text']}" for remark in remarks(records)]
     lines.append(f"results: {folder}")
-    program, place = _program(), shlex.quote(str(folder))
+    call, place = program(), shlex.quote(str(folder))
     if finished:
-        lines.append(f"next: {program} report {place}   (or figures, table)")
-        lines.append(f"more rounds: {program} train {place}/config.yaml resume=auto rounds={2 * rounds}")
+        lines.append(f"next: {call} report {place}   (or figures, table)")
+        lines.append(f"more rounds: {call} train {place}/config.yaml resume=auto rounds={2 * rounds}")
     else:
-        lines.append(f"go on: {program} train {place}/config.yaml resume=auto")
+        lines.append(f"go on: {call} train {place}/config.yaml resume=auto")
     return lines
 
 
@@ -50,8 +50,3 @@ def _accuracies(record: RoundRecord) -> list[str]:
             plain, weighted, worst = (f"{100 * float(value or 0):.2f} %" for value in values)
             lines.append(f"  {kind:8}  {plain}   (by test samples {weighted}, worst client {worst})")
     return lines
-
-
-def _program() -> str:
-    """Return how this program was called, as one would type it."""
-    return "jgesr" if Path(sys.argv[0]).name == "jgesr" else "python -m jgesr_lightning"

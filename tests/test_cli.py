@@ -130,13 +130,46 @@ def test_no_command_shows_how_to_use_it(capsys):
     assert "usage:" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--help"], ["-h"], ["help"], ["train", "--help"], ["config", "mnist_s01", "-h"]]
-)
-def test_help(arguments, capsys):
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["help"]])
+def test_help_lists_all_commands(arguments, capsys):
     assert cli.main(arguments) == 0
     shown = capsys.readouterr().out
-    assert all(command in shown for command in cli.COMMANDS)
+    assert all(f"\n    {name} " in shown and command.summary in shown for name, command in cli.COMMANDS.items())
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_every_command_has_its_own_help_that_ends_with_an_example(command, capsys):
+    assert cli.main(["help", command]) == 0
+    shown = capsys.readouterr().out
+    for arguments in ([command, "--help"], [command, "x", "-h"]):
+        assert cli.main(arguments) == 0
+        assert capsys.readouterr().out == shown
+    assert shown.startswith(f"usage: python -m jgesr_lightning {command} ")
+    head, example = shown.rstrip().rsplit("\n", 1)
+    assert head.endswith("example:")
+    assert example.startswith(f"  python -m jgesr_lightning {command} ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["--versoin"], "did you mean '--version'"),
+        (["table", "--formt", "md", "runs"], "did you mean '--format'"),
+        (["table", "--metrik=x", "runs"], "did you mean '--metric'"),
+        (["study", "table1_small", "--onyl", "x"], "did you mean '--only'"),
+        (["train", "mnist_s01", "--seeed=3"], "did you mean 'seed'"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[0],
+)
+def test_a_misspelt_option_names_the_nearest(arguments, hint, capsys):
+    assert cli.main(arguments) == 2
+    assert hint in one_line(capsys)
+
+
+def test_the_last_of_two_settings_wins_however_they_are_written(capsys):
+    for last in ("seed=5", "--seed=5"):
+        assert cli.main(["config", "--seed=3", "mnist_s01", "seed=4", last]) == 0
+        assert "\nseed: 5\n" in capsys.readouterr().out
 
 
 def test_version(capsys):

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from jgesr_lightning.arguments import CommandParser
 from jgesr_lightning.config import ConfigError
 from jgesr_lightning.paths import user_path
 from jgesr_lightning.reporting import plots
@@ -322,7 +322,7 @@ def _file_name(text: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw the figures of the runs below some folders into files."""
-    parser = argparse.ArgumentParser(prog="python -m jgesr_lightning figures", description=__doc__.splitlines()[0])
+    parser = CommandParser("figures", __doc__.splitlines()[0], "figures runs/table1_small --out figures")
     add_arguments(parser)
     parser.add_argument("--out", type=user_path, metavar="DIR", help="folder of the figures (RUNS/figures)")
     arguments = parser.parse_args(argv)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from urllib.parse import quote, urlsplit
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
+from jgesr_lightning.arguments import CommandParser
 from jgesr_lightning.paths import user_path
 from jgesr_lightning.reporting import plots
 from jgesr_lightning.reporting.diagnostics import diagnostics
@@ -126,7 +126,7 @@ def _wandb_url(run: Run) -> str | None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the page of the runs below some folders."""
-    parser = argparse.ArgumentParser(prog="python -m jgesr_lightning report", description=__doc__.splitlines()[0])
+    parser = CommandParser("report", __doc__.splitlines()[0], "report runs/table1_small")
     add_arguments(parser)
     parser.add_argument("--out", type=user_path, metavar="FILE", help="the page (RUNS/report.html)")
     arguments = parser.parse_args(argv)

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+from jgesr_lightning.arguments import CommandParser
 from jgesr_lightning.runtime.files import write_text
 from jgesr_lightning.study.cells import choose, find_study, load_study, parse_part
 from jgesr_lightning.study.processes import default_workers, training
@@ -57,8 +58,8 @@ def main(argv: Sequence[str], run: Callable[[Sequence[str]], int]) -> int:
     return 1 if outcome.failed or outcome.stopped_by else 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m jgesr_lightning study", description="Run the cells of a study.")
+def _parser() -> CommandParser:
+    parser = CommandParser("study", "Run what is left of a study.", "study table1_small --workers 2 rounds=5")
     parser.add_argument("study", help="a YAML file, or the name of one in configs/studies/")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings for all cells")
     parser.add_argument("--only", action="append", default=[], metavar="PATTERN", help="cells whose name matches")

@@ -1,0 +1,63 @@
+"""How every command takes its arguments: help that ends with an example, mistakes in one line that name the nearest."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jgesr_lightning.checks import nearest
+from jgesr_lightning.config.section import ConfigError
+
+
+def program() -> str:
+    """Return how this program was called, as one would type it."""
+    return "jgesr" if Path(sys.argv[0]).name == "jgesr" else "python -m jgesr_lightning"
+
+
+class CommandParser(argparse.ArgumentParser):
+    """The parser of one command.
+
+    Args:
+        name: the command; empty for the program itself.
+        description: one line.
+        example: what follows the program's name in a call that works; the help ends with it.
+        options: those of `argparse.ArgumentParser`.
+
+    Raises:
+        ConfigError: arguments that the command does not take, in place of argparse's own end of the program.
+    """
+
+    def __init__(self, name: str, description: str, example: str, **options: Any) -> None:
+        self._known: list[str] = ["--help"]
+        super().__init__(
+            prog=f"{program()} {name}".strip(),
+            description=description,
+            epilog=f"example:\n  {program()} {example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            **options,
+        )
+
+    def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
+        """See argparse; the options are noted for hints."""
+        self._known += [name for name in names if name.startswith("--")]
+        return super().add_argument(*names, **options)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise ConfigError with the message, the nearest option that there is, and where to read on."""
+        unknown = re.match(r"unrecognized arguments: (--[^ =]+)", message)
+        hint = nearest(unknown[1], self._known) if unknown else ""
+        raise ConfigError(f"{message}{hint}; `{self.prog} --help` shows how it is called")
+
+    def settings(self, arguments: Sequence[str]) -> list[str] | None:
+        """Return the arguments of a command that reads ``key=value`` itself; None where help was asked for and given.
+
+        argparse would put settings that begin with two dashes behind all others, and of two for one key the last wins.
+        """
+        if {"-h", "--help"} & set(arguments):
+            self.print_help()
+            return None
+        return list(arguments)
