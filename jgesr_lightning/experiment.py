@@ -122,6 +122,8 @@ def _run(
             plan, reason = build.round_plan(config, fabric, data, start, watchers.orchestrator, stop)
             if fabric.is_global_zero:
                 _announce(config, folder, launch, plan, reason)
+                if data.left_out:
+                    say(f"data: {data.left_out}")
             return _drive(config, folder, Federation(plan), agreed.source, watchers)
         except BaseException as error:
             failure = str(error) or type(error).__name__

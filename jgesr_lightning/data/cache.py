@@ -8,6 +8,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import time
 import uuid
 import zlib
@@ -19,6 +20,7 @@ import torch
 
 from jgesr_lightning.data.dataset import RawDataset
 from jgesr_lightning.data.fetch import writable
+from jgesr_lightning.names import label
 from jgesr_lightning.paths import cache_home
 
 log = logging.getLogger(__name__)
@@ -41,6 +43,9 @@ def source_key(name: str, root: Path, files: Sequence[Path]) -> str:
 
 def cache_paths(name: str, root: Path) -> list[Path]:
     """Return where the cache of a data set may lie: beside the data, else in the user's cache folder if known."""
+    if re.fullmatch(r"[\w.-]+", name) is None:  # of a function that is somebody's: its file's path is part of the name
+        word = re.sub(r"[^\w.-]", "_", label(name))
+        name = f"{word}-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
     beside, home = root / ".cache" / f"{name}.pt", cache_home()
     place = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:12]
     return [beside] if home is None else [beside, home / "jgesr_lightning" / f"{name}-{place}.pt"]

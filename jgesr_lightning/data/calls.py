@@ -8,9 +8,20 @@ from typing import Any
 
 
 def call(function: Callable[..., Any], *arguments: Any, **offered: Any) -> Any:
-    """Return ``function(*arguments, **options)`` with the offered options that its signature has a place for."""
-    parameters = inspect.signature(function).parameters.values()
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return function(*arguments, **offered)
-    named = {parameter.name for parameter in parameters if parameter.kind is not parameter.POSITIONAL_ONLY}
-    return function(*arguments, **{name: value for name, value in offered.items() if name in named})
+    """Return ``function(*arguments, **options)`` with the offered options that its signature has a place for.
+
+    Raises:
+        ValueError: it needs something else.
+
+    """
+    signature = inspect.signature(function)
+    parameters = signature.parameters.values()
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        named = {parameter.name for parameter in parameters if parameter.kind is not parameter.POSITIONAL_ONLY}
+        offered = {name: value for name, value in offered.items() if name in named}
+    try:
+        signature.bind(*arguments, **offered)
+    except TypeError as error:
+        name = getattr(function, "__name__", function)
+        raise ValueError(f"{name}{signature} cannot be called for this: {error}") from None
+    return function(*arguments, **offered)

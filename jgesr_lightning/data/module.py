@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from typing import Any
 
@@ -19,8 +18,6 @@ from jgesr_lightning.data.partitions import make_partition
 from jgesr_lightning.data.planted import Transform, group_of, transforms
 from jgesr_lightning.data.registry import Partition
 from jgesr_lightning.data.sources import load_dataset
-
-log = logging.getLogger(__name__)
 
 
 class FederatedDataModule(LightningDataModule):
@@ -158,7 +155,7 @@ class FederatedDataModule(LightningDataModule):
         self._raw = raw
 
     def _share_out(self, raw: RawDataset, labels: Indices) -> list[Indices]:
-        """Return each client's samples among the training data; says what nobody has."""
+        """Return each client's samples among the training data."""
         own = raw.train_clients is not None and raw.test_clients is not None
         chosen = self.partition or ("natural" if own or self.dataset_name == "clients" else "dirichlet")
         natural = chosen == "natural"
@@ -181,8 +178,6 @@ class FederatedDataModule(LightningDataModule):
         nobodys = len(subset) - sum(map(len, parts))
         words = f"data.partition leaves out {nobodys} of {len(subset)} samples" if nobodys else ""
         self.left_out = "; ".join(text for text in (raw.left_out, words) if text)
-        if words:
-            log.warning("%s", words)
         return parts
 
     def _describe_inputs(self, raw: RawDataset) -> None:

@@ -169,8 +169,9 @@ def make_partition(
 
 def _checked(where: str, parts: Any, number: int, num_clients: int) -> list[Indices]:
     """Return index lists as sorted int64 arrays; DataError where they are no disjoint lists, one a client."""
-    if not isinstance(parts, (list, tuple)) or len(parts) != num_clients:
-        found = f"{len(parts)} lists" if isinstance(parts, (list, tuple)) else f"a {type(parts).__name__}"
+    listed = isinstance(parts, (list, tuple)) or (isinstance(parts, np.ndarray) and parts.ndim > 0)
+    if not listed or len(parts) != num_clients:
+        found = f"{len(parts)} lists" if listed else f"a {type(parts).__name__}"
         raise DataError(
             f"{where} gave {found}; it must give one list of sample numbers for each of clients={num_clients}"
         )

@@ -495,3 +495,54 @@ def test_statistics_of_floats_equal_numpys(shape):
     np.testing.assert_allclose(std.numpy(), x.astype(np.float64).std(axis=axes), rtol=1e-12)
     chosen = torch.arange(0, len(x), 7)
     np.testing.assert_allclose(statistics(torch.from_numpy(x), chosen)[0].numpy(), x[::7].mean(axis=axes), rtol=1e-5)
+
+
+MINE = """
+import torch
+from jgesr_lightning.data import DataError, Source, make_dataset
+
+def blobs(root, label):
+    g = torch.Generator().manual_seed(0)
+    y = torch.arange(120) % 3
+    x = torch.randn(120, 8, generator=g) + 2 * torch.nn.functional.one_hot(y, 8)
+    return make_dataset(f"blobs of {label}", (x, y), None, ("a", "b", "c"))
+
+def kept(root):
+    return Source(lambda: blobs(root, "nobody"), (root / "mine.py",))
+
+def missing(root):
+    raise DataError(f"there are no blobs in {root}")
+
+def round_robin(labels, num_clients):
+    return [range(k, len(labels), num_clients) for k in range(num_clients)]
+"""
+
+
+def test_functions_from_a_file_are_data_sets_and_partitions(tmp_path, monkeypatch):
+    from jgesr_lightning.build import data_module
+    from jgesr_lightning.config import ConfigError, load_config
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "run.yaml").write_text(
+        "clients: 4\ndata: {name: './mine.py:blobs', partition: './mine.py:round_robin'}"
+    )
+    data = data_module(load_config("run.yaml"))
+    assert data.input_shape == (8,) and data.classes == ("a", "b", "c")
+    both = np.concatenate([data.train_indices(1), data.test_indices(1)])
+    assert sorted(both) == list(range(1, 120, 4)) and data.class_counts.tolist() == [[10, 10, 10]] * 4
+    kept = data_module(load_config("run.yaml", ["data.name=./mine.py:kept", f"data.root={tmp_path}", "seed=1"]))
+    assert torch.equal(kept.train_tensors(0)[0].isfinite().all(), torch.tensor(True))
+    assert [path.name[:5] for path in (tmp_path / ".cache").glob("*.pt")] == ["kept-"]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name not in ("cache-home", "__pycache__")) == [
+        ".cache",
+        "mine.py",
+        "run.yaml",
+    ]
+    for settings, message in (
+        (["data.name=./mine.py:missing"], "there are no blobs in"),
+        (["data.name=./mine.py:nope"], "data.name is .*holds no nope"),
+        (["data.partition=./mine.py:blobs"], "blobs.* cannot be called for this: missing a required argument: 'label'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            data_module(load_config("run.yaml", settings))
