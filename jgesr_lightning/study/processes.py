@@ -130,7 +130,7 @@ class Forked:
         os.setsid()  # a session of its own: Ctrl-C reaches it through us alone
         for number in STOP_SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has hang-ups ignored
-                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+                signal.signal(number, signal.SIG_DFL)  # also for Ctrl-C: until the run takes it, nothing is lost
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         sys.exit(action())
 

@@ -96,19 +96,21 @@ print("threads", before, len(os.listdir("/proc/self/task")))
 
 
 @forks
-def test_a_signal_is_never_lost_between_fork_and_the_childs_own_handlers():
-    former = signal.signal(signal.SIGTERM, lambda *_: None)  # as a study's, which the child inherits
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_never_lost_between_fork_and_the_childs_own_handlers(number, capfd):
+    former = signal.signal(number, lambda *_: None)  # as a study's, which the child inherits
     try:
-        for _ in range(20):
+        for _ in range(10):
             child = Forked(lambda: time.sleep(30) or 0)
-            os.kill(child.pid, signal.SIGTERM)
+            os.kill(child.pid, number)
             end = time.monotonic() + 20
             while child.poll() is None:
                 assert time.monotonic() < end
                 time.sleep(0.005)
-            assert child.poll() == -signal.SIGTERM
+            assert child.poll() == -number
     finally:
-        signal.signal(signal.SIGTERM, former)
+        signal.signal(number, former)
+    assert capfd.readouterr().err == ""  # no traceback
 
 
 @forks
