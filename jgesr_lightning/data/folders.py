@@ -104,7 +104,7 @@ def _tree(folder: Path, root: Path, left_out: list[str]) -> Tree:
 
 def _images(place: Path, root: Path, left_out: list[str]) -> list[Path]:
     found, seen = [], set()
-    for here, folders, files in os.walk(place, followlinks=True):
+    for here, folders, files in os.walk(place, onerror=_refuse, followlinks=True):
         identity = os.path.realpath(here)
         if identity in seen:  # a link to a folder above itself
             folders.clear()
@@ -114,12 +114,16 @@ def _images(place: Path, root: Path, left_out: list[str]) -> list[Path]:
         folders[:] = sorted(set(folders) - set(hidden))
         for name in sorted(files):
             path = Path(here, name)
-            if name.startswith(".") or path.suffix.lower() not in FORMATS:
+            if name.startswith(".") or path.suffix.lower() not in FORMATS or not path.is_file():
                 left_out.append(path.relative_to(root).as_posix())
             else:
                 found.append(path)
         left_out += [Path(here, name).relative_to(root).as_posix() for name in hidden]
     return sorted(found)
+
+
+def _refuse(error: OSError) -> None:
+    raise error  # a folder that may not be looked into would be lost in silence
 
 
 def _decode_all(files: list[Path]) -> Tensor:

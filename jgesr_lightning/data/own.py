@@ -37,7 +37,7 @@ def find_tensors(root: Path, given: bool) -> Source:
                 f"tensors: {root} must hold one .pt or .npz file and holds {names}; name the file in data.root"
             )
         path = found[0]
-    if path.suffix.lower() not in SUFFIXES:
+    if path.suffix.lower() not in SUFFIXES or not os.path.isfile(path):
         raise DataError(f"tensors: {path} must be a .pt or .npz file")
     return Source(lambda: read_tensors("tensors", path), (path,), beside=False)
 

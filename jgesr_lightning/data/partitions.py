@@ -105,6 +105,8 @@ def read_index_lists(name: str) -> list[Any]:
 
     """
     path = user_path(name)
+    if not os.path.isfile(path):
+        raise DataError(f"data.partition: there is no file {path}")
     if path.suffix.lower() == ".npz":
         return list(read_npz(path).values())
     try:

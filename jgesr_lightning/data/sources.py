@@ -49,7 +49,7 @@ def load_dataset(
 
     """
     folder, find = data_root(root), names.find("data", name)
-    options = {"verify": verify, "label": label, "given": root is not None}
+    options = {"verify": verify, "label": label, "given": bool(root)}
     try:
         source = _find(find, folder, download=False, **options)
     except DataError:
@@ -68,7 +68,10 @@ def load_dataset(
 
     if not source.files:
         return decode()
-    key = source_key(name + source.settings, folder, source.files)
+    try:
+        key = source_key(name + source.settings, folder, source.files)
+    except OSError as error:
+        raise DataError(f"{name}: {error.filename} cannot be looked at ({error.strerror})") from error
     return cached(name, folder, key, decode, source.beside)
 
 

@@ -157,6 +157,30 @@ def test_names_that_no_text_file_can_hold_are_escaped(tmp_path):
     "".join(dataset.classes).encode()
 
 
+@pytest.mark.timeout(20)
+def test_what_is_no_file_is_not_opened(tree, tmp_path):
+    os.mkfifo(tree / "ant" / "pipe.png")
+    (tree / "ant" / "gone.png").symlink_to(tmp_path / "gone")
+    dataset = load_dataset("folder", tree)
+    assert len(dataset.train_inputs) == 24 and "ant/gone.png, ant/pipe.png" in dataset.left_out
+    os.mkfifo(tmp_path / "set.npz")
+    with pytest.raises(DataError, match=r"set.npz must be a .pt or .npz file"):
+        load_dataset("tensors", tmp_path / "set.npz")
+
+
+def test_a_folder_that_may_not_be_looked_into_is_named(tree, monkeypatch):
+    real = os.scandir
+
+    def scandir(path="."):
+        if str(path).endswith("deep"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(DataError, match=f"{tree}/cow/deep cannot be looked into .Permission denied"):
+        load_dataset("folder", tree)
+
+
 def test_half_a_tree_and_a_single_class_are_refused(tree, tmp_path):
     (tmp_path / "half").mkdir()
     tree.rename(tmp_path / "half" / "train")
