@@ -122,6 +122,11 @@ def write_rows(table: Array, rows: Array, values: Array) -> None:
         table[rows, np.arange(len(rows))] = values
 
 
+def all_of(solved: Array | bool, problems: int) -> Array | bool:
+    """Return whether all graphs of each problem are solved, (B,)."""
+    return solved if isinstance(solved, bool) else solved.reshape(problems, -1).all(-1)
+
+
 def per_problem(numbers: Array, problems: int) -> Array:
     """Return the sums of (N,) numbers over the graphs of each of B problems, (B,)."""
     return numbers if len(numbers) == problems else numbers.reshape(problems, -1).sum(-1)

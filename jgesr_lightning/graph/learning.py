@@ -12,8 +12,8 @@ from jgesr_lightning.graph.arrays import Array, blind, enter, host, leave, of, s
 from jgesr_lightning.graph.laplacian import symmetric_part
 from jgesr_lightning.graph.prox import Prox, prox
 
-_MAX_ROUNDS, _BLIND_ROUNDS = 60, 14
-_PRECISION = 1e-12
+_MAX_ROUNDS, _BLIND_ROUNDS = 60, 20
+_PRECISION, _SEEN_LATER = 1e-12, 1e-11
 _ACCEPTED = 1e-6  # failure of the optimality conditions, relative to their terms, that goes without a warning
 _DEAREST = 1e8  # times the median cost: dearer edges count as this, since double precision cannot tell their weights
 
@@ -100,7 +100,7 @@ def learn(cost: Array, beta: float, start: Array | None = None, *, careful: bool
     w = 0 * cost if start is None else start * (unit / beta)
     if unseen:
         # So few and so mild rounds that no prox needs care, or that the graph is reported as not solved.
-        floor = 0.03
+        floor = 0.003
     else:
         # Weights reach the inverse of the cheapest cost, so that is how weak the pull to the last graph has to get; but
         # not so weak that the best edge of a node falls behind what the prox can tell apart, 1e10 in its units.
@@ -117,4 +117,4 @@ def learn(cost: Array, beta: float, start: Array | None = None, *, careful: bool
         if not unseen and left.max() <= _PRECISION:
             break
         rho = max(rho / 10, floor)
-    return Prox(w * (beta / unit), dual, solved & (left <= 1e-10) if unseen else True, steps)
+    return Prox(w * (beta / unit), dual, solved & (left <= _SEEN_LATER) if unseen else True, steps)

@@ -32,6 +32,7 @@ from jgesr_lightning.graph.prox_extremes import solve_with_care
 
 _BLIND_STEPS, _STEPS = 7, 14  # from a neighbour's solution three are enough nearly always
 _LARGEST, _SPREAD = 8.0, 1e3  # of y, that leave v its digits
+_LARGEST_BLIND = 64.0  # the same, of all but three or four of them
 
 
 class Prox(NamedTuple):
@@ -131,7 +132,7 @@ def _newton(t: Array, y: Array | None) -> tuple[Array, Array, Array | bool, int]
     if not unseen:
         return v, y, bool(worst <= close and 0 < (largest := y.max()) < min(_LARGEST, _SPREAD * y.min())), steps
     largest, smallest = xp.amax(y, -1), xp.amin(y, -1)
-    tame = (largest < _LARGEST) & (largest < _SPREAD * smallest) & (smallest > 0)
+    tame = (largest < _LARGEST_BLIND) & (largest < _SPREAD * smallest) & (smallest > 0)
     return v, y, tame & (xp.amax(abs(residual), -1) <= close), steps
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jgesr_lightning.graph.arrays import blind, host, of, write_rows
+from jgesr_lightning.graph.arrays import all_of, blind, host, of, write_rows
 from jgesr_lightning.graph.gram import distances_from_gram
 from jgesr_lightning.solvers.models import Models
 from jgesr_lightning.solvers.solution import CARE, CONVERGED, MAX_ITER, RUNNING, Solution
@@ -43,7 +43,7 @@ class Alternating:
         """
         begin = time.perf_counter()
         with np.errstate(all="ignore"):  # what is not finite is refused
-            state = begun(models, self.max_iter)
+            state = self.init(models)
             while True:
                 reasons = host(state.reason)
                 if CARE in reasons:
@@ -54,21 +54,26 @@ class Alternating:
                 else:
                     return solutions(models, state, self.rounding, time.perf_counter() - begin)
 
+    def init(self, models: Models) -> State:
+        """Return the start: Psi_0, and no edges."""
+        state = begun(models, self.max_iter)
+        return replace(state, W=0 * state.W)
+
     def step(self, models: Models, state: State, *, careful: bool = False) -> State:
         """Return the next iterates, or the same ones with a reason to stop."""
         problem, xp = models.problem, of(state.W)
-        found = problem.learnt_graph(state.D, state.W if state.newton_steps else None, careful=careful)
+        found = problem.learnt_graph(state.D, state.W, careful=careful)
         filtered = models.filter(problem.operator(found.W))
         D, step_norm = distances_from_gram(filtered.gram), filtered.step[0] ** 0.5
         value = problem.value(filtered.squares, D, found.W)
-        if not state.newton_steps:
-            state.trace[0] = problem.value(models.squares, state.D, found.W)
+        first = problem.value(models.squares, state.D, found.W)
+        state.trace[0] = xp.where(state.iterations == 0, first, state.trace[0])
         iterations = state.iterations + 1
         write_rows(state.trace, iterations, value)
         reason = xp.where(iterations >= self.max_iter, MAX_ITER + 0 * iterations, RUNNING + 0 * iterations)
         if self.stop == "step":
             reason = xp.where(step_norm < self.eps, CONVERGED + 0 * iterations, reason)
-        accepted = (state.reason == RUNNING) & found.solved
+        accepted = (state.reason == RUNNING) & all_of(found.solved, len(value))
         new = replace(
             state, W=found.W, D=D, dual=found.dual, value=value, step_norm=step_norm, reason=reason,
             iterations=iterations, newton_steps=state.newton_steps + found.steps,

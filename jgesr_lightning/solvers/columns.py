@@ -62,7 +62,10 @@ class Columns:
         self._arithmetic = self._dtype if self._device.type == "cpu" else torch.float64
         self._shared = torch.empty(self._problems, 1, size, dtype=self._dtype, device=self._device)
         self._current = torch.empty(first.shape, dtype=self._dtype, device=self._device)
-        self._other = torch.empty_like(self._current)  # the iterate before, until a proposal overwrites it
+        # The iterate before is overwritten by a proposal, unless some problems may refuse it.
+        self._before = torch.empty_like(self._current)
+        self._keeps = self._problems > 1 or hidden(self._current)
+        self._next = torch.zeros_like(self._current) if self._keeps else self._before
         self._weights = [pull.weights.to(self._arithmetic)[:, None] for pull in self._pulls]
 
     def begin(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -109,7 +112,7 @@ class Columns:
         for layer, columns in self._chunks():
             psi = base = self._current[..., columns].to(self._arithmetic)
             if ahead is not None:
-                base = psi + ahead * (psi - self._other[..., columns])
+                base = psi + ahead * (psi - self._before[..., columns])
             away, masks = self._away(base, columns)
             change = self._problem.gradient_models(base, across[:, layer], scaled, away)
             new = torch.sub(base, change, out=self._target(columns))
@@ -134,7 +137,7 @@ class Columns:
             mask = self._pulls[0].mask
             arrived = torch.ones_like(old, dtype=torch.bool) if mask is None else mask[..., columns]
             new = solve_columns(across[:, layer], inverse[:, layer], z, arrived, right, old, always=always)
-            self._other[..., columns] = new
+            self._next[..., columns] = new
             away, masks = self._away(new, columns)
             self._note(sums, layer, columns, new, away, new - old, masks)
         return Sums(*(None if part is None else enter(part) for part in sums))
@@ -157,7 +160,7 @@ class Columns:
     ) -> None:
         """Write the proposed columns, if that has not been done, and add what they come to."""
         if new.dtype != self._dtype:
-            self._other[..., columns] = new
+            self._next[..., columns] = new
         self._gram_of(sums.gram)[:, layer] += self_product(new)
         self._add_squares(sums.squares, away)
         sums.step[0] += _squares(step)
@@ -170,7 +173,7 @@ class Columns:
 
     def _target(self, columns: slice) -> Tensor | None:
         """Return where to write proposed columns, if they are computed in the type they are kept in."""
-        return self._other[..., columns] if self._arithmetic == self._dtype else None
+        return self._next[..., columns] if self._arithmetic == self._dtype else None
 
     def _add_squares(self, totals: Tensor, away: list[Tensor]) -> None:
         for total, weight, difference in zip(totals, self._weights, away, strict=True):
@@ -190,9 +193,14 @@ class Columns:
 
     def accept(self, which: Array | None) -> None:
         """See `Form`."""
-        if which is not None:
-            torch.where(leave(which)[:, None, None], self._other, self._current, out=self._other)
-        self._current, self._other = self._other, self._current
+        if self._keeps and which is not None:
+            chosen = leave(which)[:, None, None]
+            torch.where(chosen, self._current, self._before, out=self._before)
+            torch.where(chosen, self._next, self._current, out=self._current)
+        elif self._keeps:
+            self._before, self._current, self._next = self._current, self._next, self._before
+        else:
+            self._before, self._current, self._next = self._current, self._next, self._current
 
     def gradient(self, S: Array) -> Array:
         """See `Form`; one more pass."""
@@ -210,7 +218,7 @@ class Columns:
 
     def models(self, out: Tensor | None) -> Tensor:
         """See `Form`."""
-        del self._other
+        del self._before, self._next
         self._current += self._shared
         models = self._current.to(self._pulls[0].target.dtype)
         if out is None or self._places is None:

@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jgesr_lightning.graph.arrays import Array, blind, host, of, per_problem, positive_part, write_rows
+from jgesr_lightning.graph.arrays import Array, all_of, blind, host, of, per_problem, positive_part, write_rows
 from jgesr_lightning.graph.gram import distances_from_gram
 from jgesr_lightning.graph.prox import Prox
 from jgesr_lightning.solvers.form import Sums
@@ -138,7 +138,8 @@ class PDCA:
             curvature = problem.curvature(proposed.step_squares, state.W, change, D_step, D - state.D)
             squares = per_problem((problem.unit * change * change).sum((-1, -2)) / 2, len(step))
             good = good & ((curvature <= state.rho / 2 * (step + squares)) | extrapolated)
-        accepted = running & good & found.solved
+        solved = all_of(found.solved, len(step))
+        accepted = running & good & solved
         iterations = state.iterations + 1
         write_rows(state.trace, iterations, value)
         step_norm = step**0.5
@@ -157,8 +158,8 @@ class PDCA:
             models.accept()
             return new
         # Refused: an extrapolation starts again from nothing; a step is halved, or there is no going on.
-        halved = running & found.solved & ~good & ~extrapolated
-        again = running & found.solved & ~good & extrapolated
+        halved = running & solved & ~good & ~extrapolated
+        again = running & solved & ~good & extrapolated
         lost = halved & (state.tries >= _MAX_DOUBLINGS) if self.backtracking else halved
         refused = replace(
             state,
@@ -167,7 +168,7 @@ class PDCA:
             rho=xp.where(halved, 2 * state.rho, state.rho) if self.backtracking else state.rho,
             backtracks=state.backtracks + (halved if self.backtracking else 0 * halved),
             tries=state.tries + halved,
-            reason=xp.where(lost, DIVERGED, xp.where(running & ~(running & found.solved), CARE, state.reason)),
+            reason=xp.where(lost, DIVERGED, xp.where(running & ~(running & solved), CARE, state.reason)),
             newton_steps=new.newton_steps,
         )
         if blind(step) or accepted.any():
