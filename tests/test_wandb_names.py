@@ -3,6 +3,7 @@
 import pytest
 import wandb
 
+from jgesr_lightning.build import wandb_labels
 from jgesr_lightning.config import ConfigError, load_config
 from jgesr_lightning.wandb_names import Labels, labels, refusal
 
@@ -63,3 +64,19 @@ def test_a_message_stays_one_short_line():
     with pytest.raises(ValueError) as caught:
         labels({}, (), DEFAULTS, {"WANDB_RUN_GROUP": "x" * 5000})
     assert len(str(caught.value)) < 150 and "has 5000" in str(caught.value)
+
+
+def test_a_run_that_was_given_a_name_keeps_it_and_one_named_after_its_file_does_not(monkeypatch, tmp_path):
+    for variable, value in VARIABLES.items():
+        monkeypatch.setenv(variable, value)
+    (tmp_path / "mine.yaml").write_text("base: []\nlogging: {tags: [own]}\n")
+    config = load_config(tmp_path / "mine.yaml")
+    found = wandb_labels(config, config.folder)
+    assert (config.name, found.name, found.project, found.tags) == ("mine", "n", "p", ("own",))
+    config = load_config(tmp_path / "mine.yaml", ["name=given", "logging.project=set"])
+    found = wandb_labels(config, config.folder)
+    assert (found.name, found.project, found.group) == ("given", "set", "g")
+    monkeypatch.setenv("WANDB_PROJECT", "a/b")
+    with pytest.raises(ConfigError, match="WANDB_PROJECT is 'a/b'"):
+        wandb_labels(load_config(tmp_path / "mine.yaml"), tmp_path)
+    wandb_labels(load_config(tmp_path / "mine.yaml", ["logging.wandb=false"]), tmp_path)  # nobody asks W&B
