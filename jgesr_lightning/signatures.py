@@ -66,6 +66,12 @@ def from_text(target: str) -> Text | None:
     Args:
         target: ``jgesr_lightning.module:Class``.
     """
+    read = _read(target)
+    return None if read is None or read[0] is None else Text(read[0], read[1])
+
+
+def _read(target: str) -> tuple[dict[str, Argument] | None, dict[str, Any]] | None:
+    """Return what `Text` holds; None for no class of ours, and for arguments that the text does not tell."""
     module, _, name = target.partition(":")
     classes, imported = _contents(module)
     if name not in classes:
@@ -73,20 +79,17 @@ def from_text(target: str) -> Text | None:
     bases = [base for base in classes[name].bases if isinstance(base, ast.Name)]
     above = [f"{module}:{base.id}" if base.id in classes else imported.get(base.id, "") for base in bases]
     ours = [target for target in above if target.startswith("jgesr_lightning.")]
-    inherited = from_text(ours[0]) if len(ours) == 1 else Text({}, {}) if not ours else None
+    inherited = _read(ours[0]) if len(ours) == 1 else ({}, {}) if not ours else None
     if inherited is None:
         return None
     found, constants = inherited
     constants = dict(constants)
     for item in classes[name].body:
         if isinstance(item, ast.FunctionDef) and item.name == "__init__":
-            own = _arguments(item.args)
-            if own is None:
-                return None
-            found = own
+            found = _arguments(item.args)
         if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name) and item.value is not None:
             constants[item.target.id] = _literal(item.value)
-    return Text(found, constants)
+    return found, constants
 
 
 @functools.cache

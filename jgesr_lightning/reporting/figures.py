@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -136,6 +136,13 @@ def _differences(table: Table, column: Column) -> Iterator[Drawing]:
     )
 
 
+def client_names(run: Run) -> dict[int, str]:
+    """Return number -> name of clients that have names of their own."""
+    told = run.summary.get("data")
+    names = told.get("clients") if isinstance(told, Mapping) else None
+    return {number: shown(name, 30) for number, name in enumerate(names)} if isinstance(names, list) else {}
+
+
 def _clients(block: Block, table: Table, column: Column) -> Iterator[Drawing]:
     base = table.metric.partition("_")[0]
     rows = []
@@ -143,10 +150,11 @@ def _clients(block: Block, table: Table, column: Column) -> Iterator[Drawing]:
         values, names = [], []
         for run in block.cell(label, column):
             held = run.summary.get("clients", {}).get(base)
+            known = client_names(run)
             for client, value in enumerate(held if isinstance(held, list) else []):
                 if value is not None:
                     values.append(100 * float(value))
-                    names.append(f"client {client}, seed {run.config['seed']}")
+                    names.append(f"{known.get(client, f'client {client}')}, seed {run.config['seed']}")
         if values:
             worst = int(np.argmin(values))
             rows.append((label, np.array(values), shown(f"{names[worst]}: {values[worst]:.0f} %")))

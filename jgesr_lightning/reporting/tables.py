@@ -269,12 +269,18 @@ def _protocol(block: Block, metric: str) -> list[str]:
 
 def protocol_text(shared: Mapping[str, Any]) -> str:
     """Return the settings that readers ask for first."""
+    partition = shared.get("data.partition") or "dirichlet"
     named = {
-        "clients": "clients", "data.kappa": "Dirichlet kappa", "data.fraction": "part of the training data",
-        "model.name": "network", "local.epochs": "local epochs", "local.batch_size": "batch size",
-        "local.lr": "learning rate", "participation": "participation",
+        "clients": "clients", "data.partition": "partition", "data.kappa": "Dirichlet kappa",
+        "data.classes_per_client": "classes a client", "data.planted": "planted groups by", "data.groups": "groups",
+        "data.fraction": "part of the training data", "model.name": "network", "local.epochs": "local epochs",
+        "local.batch_size": "batch size", "local.lr": "learning rate", "participation": "participation",
     }  # fmt: skip
-    return ", ".join(f"{word} {shared[key]}" for key, word in named.items() if key in shared)
+    unused = {"data.partition"} if partition == "dirichlet" else set()
+    unused |= set() if partition in ("dirichlet", "quantity") else {"data.kappa"}
+    unused |= set() if partition == "shards" else {"data.classes_per_client"}
+    unused |= set() if shared.get("data.planted") else {"data.planted", "data.groups"}
+    return ", ".join(f"{word} {shared[key]}" for key, word in named.items() if key in shared and key not in unused)
 
 
 def _span(counts: Sequence[int]) -> str:

@@ -3,6 +3,8 @@ import io
 import json
 import os
 import re
+import subprocess
+import sys
 
 import pytest
 from scipy import stats
@@ -11,7 +13,7 @@ from jgesr_lightning.config import ConfigError
 from jgesr_lightning.reporting.paper import departures
 from jgesr_lightning.reporting.render import csv_text, latex, markdown
 from jgesr_lightning.reporting.table import main
-from jgesr_lightning.reporting.tables import describe, tables_of
+from jgesr_lightning.reporting.tables import describe, protocol_text, tables_of
 from tests.reporting.synthetic import built, make_run
 
 
@@ -358,3 +360,17 @@ def test_worst_client_and_worst_decile_stand_beside_the_mean(tmp_path):
     assert cells(markdown(table), "fedavg")[0][-2:] == ["55.00", "65.00"]
     (row,) = csv.DictReader(io.StringIO(csv_text([table])))
     assert float(row["worst_client"]) == pytest.approx(55)
+
+
+def test_the_partition_is_named_with_what_it_uses():
+    assert "Dirichlet kappa 0.05" in protocol_text({"data.kappa": 0.05, "data.partition": None, "data.planted": None})
+    shards = {"data.kappa": 0.05, "data.partition": "shards", "data.classes_per_client": 2, "data.groups": 4}
+    assert protocol_text(shards) == "partition shards, classes a client 2"
+    assert protocol_text({"data.planted": "rotations", "data.groups": 4}) == "planted groups by rotations, groups 4"
+
+
+def test_tables_do_not_wait_for_torch(tmp_path):
+    study(tmp_path)
+    lines = "import sys; from jgesr_lightning.cli import main; main(sys.argv[1:]); assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", lines, "table", str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0 and "| jgesr |" in done.stdout, done.stderr
