@@ -84,6 +84,9 @@ def plan(accelerator: str, devices: int | str, num_nodes: int, clients: int) -> 
             + ("" if launch.launcher == OURSELVES else f" and start as many with {launch.launcher}")
         )
     if launch.world_size > 1 and launch.launcher == OURSELVES and seat.started_by is None:
+        if _interactive():
+            count = launch.devices
+            raise LaunchError(f"runtime.devices is {count}, but an interactive session can start no others; use 1")
         _check_port(seat)
     return launch
 
@@ -115,14 +118,12 @@ def _plan(seat: Seat, kind: str, devices: int | str, num_nodes: int, clients: in
             f"with srun, or on each machine with: torchrun --nnodes={num_nodes} --nproc-per-node=DEVICES "
             f"--rdzv-backend=c10d --rdzv-endpoint=FIRST_MACHINE:29500 -m jgesr_lightning train ..."
         )
-    available, alone = _available(kind), _interactive()
+    available = _available(kind)
     if devices == "auto":
-        return Launch(kind, 1 if alone else max(1, min(available, clients)), 1)
+        return Launch(kind, 1 if _interactive() else max(1, min(available, clients)), 1)
     count = int(devices)
     if kind != "cpu" and count > available:
         raise LaunchError(f"runtime.devices is {count}, but {available} {kind} devices are visible")
-    if alone and count > 1:
-        raise LaunchError(f"runtime.devices is {count}, but an interactive session cannot start other processes; use 1")
     return Launch(kind, count, 1)
 
 
