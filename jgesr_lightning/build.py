@@ -140,7 +140,7 @@ def watchers(config: Config, folder: Path, data: FederatedDataModule, begin: Sta
         Progress(),
         files,
         wandb_log,
-        Checkpoint(folder / "checkpoint", config.checkpoint.every, to_dict(config)),
+        Checkpoint(folder / "checkpoint", config.checkpoint.every, to_dict(config), config.checkpoint.keep_trained),
     )
     return Watchers(RoundOrchestrator(begin.layout, observers), *observers)
 

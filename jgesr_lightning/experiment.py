@@ -144,7 +144,11 @@ def _drive(
     if source is not None:
         shared = checkpoint.read_shared(source)
         state = checkpoint.load(source, shared, plan.sharding, plan.fabric.device)
-        plan.aggregator.load_state(shared["aggregator"])
+        try:
+            plan.aggregator.load_state(shared["aggregator"])
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            kind = f"{type(error).__name__}: {error}"
+            raise checkpoint.CheckpointError(f"{source} holds no state of {plan.aggregator.name} ({kind})") from error
         if zero:
             say(f"going on from {source}, after round {state.round}")
     try:

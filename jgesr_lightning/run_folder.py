@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jgesr_lightning.config import Config, ConfigError, load_config, to_dict, to_yaml
+from jgesr_lightning.config import Config, ConfigError, load_config, method_settings, to_dict, to_yaml
 from jgesr_lightning.paths import user_path
 from jgesr_lightning.runtime import checkpoint
 from jgesr_lightning.runtime.files import InUseError, locked, move_aside, say, write_text
@@ -50,37 +50,39 @@ def open_folder(config: Config, folder: Path, held: ExitStack) -> Opening:
             _resumable(config, folder)
         held.enter_context(locked(folder.parent / f".{folder.name}.lock"))
         resumed = _resumable(config, folder)
-        if resumed is not None and resumed[1]["round"] == config.rounds and _is_finished(folder, resumed[0]):
-            return Opening(finished=True)
+        if resumed is not None:
+            for reason in resumed.passed_over:
+                say(f"{reason.split('; ')[0]}: passed over, {resumed.folder} is used")
+            if resumed.shared["round"] == config.rounds and _is_finished(folder, resumed.folder):
+                return Opening(finished=True)
         _prepare(config, folder, resumed)
     except InUseError as error:
         return Opening(refusal=f"{folder} is in use by another run ({error}); choose another name=")
     except (ConfigError, OSError) as error:
         return Opening(refusal=str(error))
-    return Opening(None if resumed is None else resumed[0])
+    return Opening(None if resumed is None else resumed.folder)
 
 
-def _resumable(config: Config, folder: Path) -> tuple[Path, dict[str, Any]] | None:
-    """Return the checkpoint to go on from and what its processes share, or None to start anew."""
+def _resumable(config: Config, folder: Path) -> checkpoint.Found | None:
+    """Return the checkpoint to go on from, or None to start anew."""
     if config.resume is None:
         return None
     source = folder if config.resume == "auto" else user_path(config.resume)
-    found = checkpoint.newest(source / "checkpoint") or checkpoint.newest(source)
-    if found is None and (source / "state.pt").is_file():
-        found = source
+    try:
+        found = checkpoint.find(source / "checkpoint") or checkpoint.find(source)
+        if found is None and (source / checkpoint.STATE).is_file():
+            found = checkpoint.Found(source, checkpoint.check(source))
+    except checkpoint.CheckpointError as error:
+        raise ConfigError(error) from error
     if found is None:
         if config.resume == "auto":
             _check_unsaved(config, folder)
             return None
         raise ConfigError(f"resume is {config.resume!r}, but there is no checkpoint in it")
-    try:
-        shared = checkpoint.read_shared(found)
-    except checkpoint.CheckpointError as error:
-        raise ConfigError(error) from error
-    _check_same(shared["config"], config, found)
-    if shared["round"] > config.rounds:
-        raise ConfigError(f"rounds is {config.rounds}, but {found} has had {shared['round']} already")
-    return found, shared
+    _check_same(found.shared["config"], config, found.folder)
+    if found.shared["round"] > config.rounds:
+        raise ConfigError(f"rounds is {config.rounds}, but {found.folder} has had {found.shared['round']} already")
+    return found
 
 
 def _check_unsaved(config: Config, folder: Path) -> None:
@@ -90,12 +92,26 @@ def _check_unsaved(config: Config, folder: Path) -> None:
 
 
 def _check_same(former: dict[str, Any], config: Config, where: Path) -> None:
-    differing = _differences(former, to_dict(config))
+    differing = _differences(_completed(former, config), to_dict(config))
     if differing:
         raise ConfigError(
             f"{where} was written with other settings ({'; '.join(differing)}); "
             f"use the same ones, or choose another name= and leave out resume"
         )
+
+
+def _completed(former: dict[str, Any], config: Config) -> dict[str, Any]:
+    """Return `former` with the defaults of the keys that there were none of when it was written."""
+    method = {"name": config.aggregator.name, **method_settings(config.aggregator.name)}
+    return _filled(former, {**to_dict(Config()), "aggregator": method})
+
+
+def _filled(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    filled = {**defaults, **values}
+    for key, default in defaults.items():
+        if isinstance(default, dict) and isinstance(filled[key], dict):
+            filled[key] = _filled(filled[key], default)
+    return filled
 
 
 def _differences(former: dict[str, Any], present: dict[str, Any], prefix: str = "") -> list[str]:
@@ -106,7 +122,7 @@ def _differences(former: dict[str, Any], present: dict[str, Any], prefix: str = 
         if (not prefix and key in FREE_ON_RESUME and key != "runtime") or f"{prefix}{key}" in ("data.root",):
             continue
         if not prefix and key == "runtime":
-            old, new = ({"precision": section["precision"]} for section in (old, new))  # type: ignore[index]
+            old, new = ({"precision": dict(section or {}).get("precision")} for section in (old, new))
         if isinstance(old, dict) and isinstance(new, dict):
             lines += _differences(old, new, f"{prefix}{key}.")
         elif old != new:
@@ -118,15 +134,15 @@ def _is_finished(folder: Path, found: Path) -> bool:
     """Whether the checkpoint `found` is this folder's and its run said that it had ended."""
     try:
         status = json.loads((folder / "summary.json").read_text())["status"]
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return False
     return status == "finished" and _lies_in(found, folder)
 
 
-def _prepare(config: Config, folder: Path, resumed: tuple[Path, dict[str, Any]] | None) -> None:
+def _prepare(config: Config, folder: Path, resumed: checkpoint.Found | None) -> None:
     """Make the run's folder; a former run that is not to be continued is kept beside it."""
     # with nothing saved, resume=auto begins again where it left off: at the start, in the same folder
-    continued = config.resume == "auto" or (resumed is not None and _lies_in(resumed[0], folder))
+    continued = config.resume == "auto" or (resumed is not None and _lies_in(resumed.folder, folder))
     if not continued and any((folder / name).exists() for name in ("config.yaml", "summary.json", "checkpoint")):
         aside = move_aside(folder)
         say(f"{folder} held a run already; it is kept as {aside}")

@@ -185,8 +185,6 @@ def train_for_ever():
 
 def die_at_a_step_of_writing():
     """Be killed before the step numbered STEP of those that change files."""
-    import shutil
-
     count = iter(range(1, 10**6))
 
     def counted(function):
@@ -201,4 +199,4 @@ def die_at_a_step_of_writing():
     os.fsync = counted(os.fsync)
     Path.rename = counted(Path.rename)
     Path.mkdir = counted(Path.mkdir)
-    shutil.rmtree = counted(shutil.rmtree)
+    Path.unlink = counted(Path.unlink)

@@ -159,10 +159,10 @@ def copy_of(stopped, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["state.pt", "models_00000.pt"])
-def test_a_damaged_checkpoint_is_one_clear_line(stopped, tmp_path, name):
+def test_where_no_checkpoint_is_whole_it_is_one_clear_line(stopped, tmp_path, name):
     run = copy_of(stopped, tmp_path)
-    path = checkpoint.newest(run / "checkpoint") / name
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    for path in (run / "checkpoint").glob(f"round_*/{name}"):
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     before = sorted(run.rglob("*"))
     again = train(tmp_path, "resume=auto", rounds=3)
     assert again.wait() in (1, 2)
@@ -171,6 +171,22 @@ def test_a_damaged_checkpoint_is_one_clear_line(stopped, tmp_path, name):
     assert f"{name} is damaged" in errors[0] and "without resume" in errors[0]
     assert "Traceback" not in again.output
     assert sorted(run.rglob("*")) == before
+
+
+def test_one_flipped_bit_sends_it_back_to_the_checkpoint_before_and_to_the_same_bits(stopped, tmp_path):
+    run = copy_of(stopped, tmp_path)
+    path = checkpoint.newest(run / "checkpoint") / "models_00000.pt"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    again = train(tmp_path, "resume=auto", rounds=2)
+    assert again.wait() == 0
+    lines = again.output.splitlines()
+    before = run / "checkpoint" / "round_00001"
+    assert f"{path} is damaged (its digest is not that of what was written): passed over, {before} is used" in lines
+    assert f"going on from {before}, after round 1" in lines
+    assert torch.equal(models(run), models(stopped / "runs" / "tiny"))
+    assert files(tmp_path) == files(stopped)
 
 
 def test_a_full_disk_is_one_clear_line_and_nothing_else_is_lost(stopped, tmp_path):
@@ -185,7 +201,7 @@ def test_a_full_disk_is_one_clear_line_and_nothing_else_is_lost(stopped, tmp_pat
     assert f"{kept} is kept: make room, then go on with resume=auto" in errors[0]
     assert "Traceback" not in full.output
     assert {path.name: path.read_bytes() for path in kept.iterdir()} == content
-    assert [path.name for path in kept.parent.iterdir()] == [kept.name]
+    assert sorted(path.name for path in kept.parent.iterdir()) == ["round_00001", kept.name]
     assert summary(tmp_path)["status"] == "failed"
     assert train(tmp_path, "resume=auto", rounds=4).wait() == 0
     whole = tmp_path / "whole"

@@ -68,7 +68,7 @@ def test_the_same_accuracies_and_one_set_of_files(runs, world):
     files = [sorted(path.name for path in (runs / f"fedavg_{w}").iterdir()) for w in (1, world)]
     assert files[0] == files[1]
     saved = sorted(path.name for path in checkpoint.newest(runs / f"fedavg_{world}" / "checkpoint").iterdir())
-    assert saved == [*(f"models_{rank:05d}.pt" for rank in range(world)), "state.pt"]
+    assert saved == ["digests.json", *(f"models_{rank:05d}.pt" for rank in range(world)), "state.pt"]
 
 
 def test_no_process_holds_more_than_its_share(runs):

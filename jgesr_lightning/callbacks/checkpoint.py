@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from jgesr_lightning.plan import RoundPlan
 from jgesr_lightning.records import RoundRecord
 from jgesr_lightning.runtime import checkpoint
@@ -19,13 +21,17 @@ class Checkpoint:
         root: the run's ``checkpoint`` folder.
         every: rounds between checkpoints.
         config: resolved configuration, kept with the state.
+        keep_trained: whether the clients' own models after the last round's training are kept too, which doubles the
+            size of the checkpoint.
     """
 
-    def __init__(self, root: Path, every: int, config: dict[str, Any]) -> None:
+    def __init__(self, root: Path, every: int, config: dict[str, Any], keep_trained: bool = True) -> None:
         self.root = root
         self.every = every
         self.config = config
+        self.keep_trained = keep_trained
         self._saved = -1
+        self._trained: Tensor | None = None
 
     def on_federation_start(self, plan: RoundPlan, state: FederationState) -> None:
         """Note what is saved already."""
@@ -34,7 +40,11 @@ class Checkpoint:
 
     def on_round_end(self, plan: RoundPlan, state: FederationState, record: RoundRecord, watch: Stopwatch) -> None:
         """Save when due."""
-        if record.round > 0 and plan.is_due(record.round, self.every):
+        due = record.round > 0 and plan.is_due(record.round, self.every)
+        if record.round > 0 and self.keep_trained:
+            # a copy where it will be needed only after a later round has begun
+            self._trained = plan.collector.trained if due else plan.collector.trained.clone()
+        if due:
             with watch.part("checkpoint"):
                 self.save(plan, state)
 
@@ -45,5 +55,5 @@ class Checkpoint:
     def save(self, plan: RoundPlan, state: FederationState) -> None:
         """Save `state` unless the newest checkpoint is of its round."""
         if state.round != self._saved:
-            checkpoint.save(self.root, state, plan.aggregator.state(), self.config, plan.sharding)
+            checkpoint.save(self.root, state, plan.aggregator.state(), self.config, plan.sharding, self._trained)
             self._saved = state.round

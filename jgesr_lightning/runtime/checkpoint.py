@@ -1,15 +1,18 @@
 """Checkpoints: all that the next round needs, whole or not there, readable without pickles and on any device.
 
-A checkpoint is a folder ``round_00005`` with ``state.pt`` (rank zero: aggregator state, records, graphs, configuration)
-and one ``models_<rank>.pt`` a process (its clients' rows), so that no process gathers the whole matrix. It is written
-under a temporary name, flushed, and renamed; only then is the former one removed. It may be read with another number
-of processes.
+A checkpoint is a folder ``round_00005``: ``state.pt`` (rank zero: aggregator state, records, graphs, configuration), a
+``models_<rank>.pt`` of each process (its clients' rows), so that no process gathers the whole matrix, and the digests
+of these. It is written under a temporary name, flushed, and renamed; the one before it is kept, should this one turn
+out to be damaged. It may be read with another number of processes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
-import shutil
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +20,34 @@ import torch
 from torch import Tensor
 
 from jgesr_lightning.records import RoundRecord
-from jgesr_lightning.runtime.files import sync_folder, write_atomically
+from jgesr_lightning.runtime import contents, digests
+from jgesr_lightning.runtime.files import move_aside, sync_folder
 from jgesr_lightning.runtime.sharding import Sharding
 from jgesr_lightning.state import FederationState
 
 SCHEMA = 1
-KEYS = {
-    *("schema", "round", "num_clients", "size", "world_size"),
-    *("config", "aggregator", "records", "graphs", "layer_graphs"),
-}
+STATE = "state.pt"
+OURS = re.compile(r"\.?(state\.pt|models_\d{5,}\.pt|digests\.json)(\.\d+\.tmp)?")
+"""Names of the files that this program writes into a checkpoint; nothing else is ever removed."""
 
 
 class CheckpointError(RuntimeError):
     """A checkpoint could not be written or read; the message names the file and what to do."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint that was read and found whole.
+
+    Attributes:
+        folder: where it lies.
+        shared: everything but the models.
+        passed_over: one line for each newer checkpoint that could not be used.
+    """
+
+    folder: Path
+    shared: dict[str, Any]
+    passed_over: tuple[str, ...] = ()
 
 
 def folder_of(root: Path, round_number: int) -> Path:
@@ -37,24 +55,76 @@ def folder_of(root: Path, round_number: int) -> Path:
     return root / f"round_{round_number:05d}"
 
 
+def models_file(folder: Path, rank: int) -> Path:
+    """Return where a process's rows lie in a checkpoint."""
+    return folder / f"models_{rank:05d}.pt"
+
+
 def newest(root: Path) -> Path | None:
-    """Return the newest whole checkpoint under `root`, or None."""
-    if not root.is_dir():
-        return None
-    whole = sorted(entry for entry in root.iterdir() if re.fullmatch(r"round_\d{5,}", entry.name))
-    return max(whole, key=lambda entry: int(entry.name.removeprefix("round_")), default=None)
+    """Return the checkpoint of the latest round under `root`, damaged or not, or None."""
+    return next(iter(_by_age(root)), None)
+
+
+def find(root: Path) -> Found | None:
+    """Return the newest checkpoint under `root` that is whole, or None where there is none at all.
+
+    Raises:
+        CheckpointError: there are some, but none can be used; the message is that of the newest.
+    """
+    errors: list[CheckpointError] = []
+    for folder in _by_age(root):
+        try:
+            return Found(folder, check(folder), tuple(str(error) for error in errors))
+        except CheckpointError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+    return None
+
+
+def check(folder: Path) -> dict[str, Any]:
+    """Read all of a checkpoint, and return what all processes share of it.
+
+    Raises:
+        CheckpointError: it is damaged, incomplete, or does not hold what it should.
+    """
+    shared = read_shared(folder)
+    for _ in _parts(folder, shared):
+        pass
+    return shared
+
+
+def _by_age(root: Path) -> list[Path]:
+    """Return the checkpoints under `root`, newest first."""
+    with contextlib.suppress(OSError):
+        folders = [entry for entry in root.iterdir() if re.fullmatch(r"round_\d{5,9}", entry.name) and entry.is_dir()]
+        return sorted(folders, key=lambda entry: int(entry.name.removeprefix("round_")), reverse=True)
+    return []
 
 
 def save(
-    root: Path, state: FederationState, aggregator_state: dict[str, Any], config: dict[str, Any], sharding: Sharding
+    root: Path,
+    state: FederationState,
+    aggregator_state: dict[str, Any],
+    config: dict[str, Any],
+    sharding: Sharding,
+    trained: Tensor | None = None,
 ) -> Path:
-    """Write a checkpoint of `state`; to be called by every process.
+    """Write a checkpoint of `state`; to be called by every process. The one before it is kept, older ones are removed.
+
+    Args:
+        root: the run's ``checkpoint`` folder.
+        state: what was reached.
+        aggregator_state: plain containers and tensors.
+        config: the resolved configuration.
+        sharding: who holds which rows.
+        trained: (clients of this process, d) what they held after the round's local training; kept where given.
 
     Returns:
-        Its folder, the only one under `root` afterwards.
+        Its folder.
 
     Raises:
-        CheckpointError: a process could not write; the former checkpoint is kept.
+        CheckpointError: a process could not write; the former checkpoints are kept.
     """
     final = folder_of(root, state.round)
     partial = root / f".{final.name}.partial"
@@ -62,55 +132,109 @@ def save(
     if sharding.rank == 0:
         try:
             root.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir()
+            for rest in root.glob(".round_*.partial"):  # of runs that were killed
+                _remove(rest)
+            partial.mkdir(exist_ok=True)
         except OSError as error:
             failure = error
     sharding.barrier()
+    written = {}
     try:
         if failure is None:
             rows = {"clients": list(sharding.clients), "models": state.models.cpu()}
-            write_atomically(partial / f"models_{sharding.rank:05d}.pt", lambda file: torch.save(rows, file))
+            if trained is not None:
+                rows["trained"] = trained.cpu()
+            path = models_file(partial, sharding.rank)
+            written[sharding.rank] = digests.write_hashed(path, lambda file: torch.save(rows, file))
             if sharding.rank == 0:
-                shared = {
-                    "schema": SCHEMA,
-                    "round": state.round,
-                    "num_clients": sharding.num_clients,
-                    "size": sharding.size,
-                    "world_size": sharding.world_size,
-                    "config": config,
-                    "aggregator": aggregator_state,
-                    "records": [record.to_dict() for record in state.records],
-                    "graphs": state.graphs,
-                    "layer_graphs": state.layer_graphs,
-                }
-                write_atomically(partial / "state.pt", lambda file: torch.save(shared, file))
-    except (OSError, RuntimeError) as error:  # a full disk reaches us as either, from torch.save
+                shared = _shared(state, aggregator_state, config, sharding)
+                of_state = digests.write_hashed(partial / STATE, lambda file: torch.save(shared, file))
+    except (OSError, RuntimeError) as error:
         failure = error
+    everyones = _gather(written, sharding)
+    if sharding.rank == 0 and failure is None:
+        try:
+            names = {models_file(partial, rank).name: digest for rank, digest in enumerate(everyones)}
+            digests.write_digests(partial, {STATE: of_state, **names})
+        except OSError as error:
+            failure = error
     if sharding.any(failure is not None):
         if sharding.rank == 0:
-            shutil.rmtree(partial, ignore_errors=True)
+            _remove(partial)
         kept = newest(root)
         raise CheckpointError(
             f"could not write the checkpoint {final}: {failure or 'another process failed'}; "
             + (f"{kept} is kept: make room, then go on with resume=auto" if kept else "there is none yet")
         )
     if sharding.rank == 0:
-        shutil.rmtree(final, ignore_errors=True)
-        partial.rename(final)
-        sync_folder(root)
-        for entry in root.iterdir():
-            if entry != final:
-                shutil.rmtree(entry, ignore_errors=True)
+        _put_in_place(partial, final)
     sharding.barrier()
     return final
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _shared(
+    state: FederationState, aggregator_state: dict[str, Any], config: dict[str, Any], sharding: Sharding
+) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "digests": True,
+        "round": state.round,
+        "num_clients": sharding.num_clients,
+        "size": sharding.size,
+        "world_size": sharding.world_size,
+        "config": config,
+        "aggregator": aggregator_state,
+        "records": [record.to_dict() for record in state.records],
+        "graphs": state.graphs,
+        "layer_graphs": state.layer_graphs,
+    }
+
+
+def _gather(written: dict[int, str], sharding: Sharding) -> list[str]:
+    """Return every process's digest, by rank; of one that has none, zeros."""
+    table = torch.zeros(sharding.world_size, 32, dtype=torch.float64)
+    for rank, digest in written.items():
+        table[rank] = torch.tensor(list(bytes.fromhex(digest)), dtype=torch.float64)
+    return [bytes(int(value) for value in row).hex() for row in sharding.sum(table).tolist()]
+
+
+def _put_in_place(partial: Path, final: Path) -> None:
+    """Give a written checkpoint its name, and remove those that it replaces: all but the one before it."""
+    root = final.parent
+    if final.exists():
+        _remove(final)
+        if final.exists():  # somebody keeps files of his own in it
+            move_aside(final)
+    partial.rename(final)
+    sync_folder(root)
+    others = [folder for folder in _by_age(root) if folder != final]
+    before = next((folder for folder in others if folder.name < final.name and (folder / STATE).is_file()), None)
+    for folder in others:
+        if folder != before:
+            _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Remove the files of a checkpoint, and its folder unless somebody keeps other files in it."""
+    with contextlib.suppress(OSError):
+        for path in sorted(folder.iterdir()):
+            if OURS.fullmatch(path.name) and (path.is_symlink() or path.is_file()):
+                path.unlink()
+        folder.rmdir()
+
+
+def _read(path: Path, known: dict[str, str] | None) -> dict[str, Any]:
     try:
-        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        digests.check_digest(path, known)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of kinds of tensors that are refused here anyway
+            content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing: the checkpoint is incomplete; start anew without resume") from error
+    except digests.DigestError as error:
+        raise CheckpointError(f"{error}; remove {path.parent} and start anew without resume") from error
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error.strerror}); start anew without resume") from error
     except Exception as error:
         raise CheckpointError(
             f"{path} is damaged ({type(error).__name__}); remove {path.parent} and start anew without resume"
@@ -120,21 +244,64 @@ def _read(path: Path) -> dict[str, Any]:
     return content
 
 
+def _digests(folder: Path) -> dict[str, str] | None:
+    try:
+        return digests.read_digests(folder)
+    except (digests.DigestError, OSError) as error:
+        raise CheckpointError(f"{error}; remove {folder} and start anew without resume") from error
+
+
 def read_shared(folder: Path) -> dict[str, Any]:
     """Read what all processes share of a checkpoint: everything but the models.
 
     Raises:
-        CheckpointError: not a checkpoint, damaged, or of another schema.
+        CheckpointError: not a checkpoint, damaged, of another schema, or of other content than it should have.
     """
-    if not (folder / "state.pt").is_file():
-        raise CheckpointError(f"{folder} holds no checkpoint (no state.pt in it)")
-    shared = _read(folder / "state.pt")
+    if not (folder / STATE).is_file():
+        raise CheckpointError(f"{folder} holds no checkpoint (no {STATE} in it)")
+    known = _digests(folder)
+    shared = _read(folder / STATE, known)
     if shared.get("schema") != SCHEMA:
-        raise CheckpointError(f"{folder} has schema {shared.get('schema')}, this program reads schema {SCHEMA}")
-    missing = sorted(KEYS - shared.keys())
-    if missing:
-        raise CheckpointError(f"{folder / 'state.pt'} lacks {', '.join(missing)}; start anew without resume")
+        raise CheckpointError(f"{folder} has schema {shared.get('schema')!r}, this program reads schema {SCHEMA}")
+    wrong = contents.of_state(shared)
+    if known is None and shared.get("digests"):
+        wrong = f"has lost its {digests.NAME}"
+    if wrong:
+        raise CheckpointError(f"{folder / STATE} {wrong}; start anew without resume")
     return shared
+
+
+def _parts(folder: Path, shared: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of each process that wrote the checkpoint, checked, and at last that no client is missing."""
+    known = _digests(folder)
+    missing = set(range(shared["num_clients"]))
+    dtype = None
+    for rank in range(shared["world_size"]):
+        path = models_file(folder, rank)
+        part = _read(path, known)
+        wrong = contents.of_rows(part, shared["size"], missing, dtype)
+        if wrong:
+            raise CheckpointError(f"{path} does not hold the models it should ({wrong}); start anew without resume")
+        dtype = part["models"].dtype
+        missing -= set(part["clients"])
+        yield part
+    if missing:
+        raise CheckpointError(f"{folder} lacks the models of clients {sorted(missing)}; start anew without resume")
+
+
+def rows(found: Found, what: str = "models") -> Tensor:
+    """Return (K, d) of a checkpoint: "models", what the server sent last, or "trained", what the clients had made.
+
+    Raises:
+        CheckpointError: damaged, or the trained models were not kept in it.
+    """
+    parts = list(_parts(found.folder, found.shared))
+    if any(what not in part for part in parts):
+        raise CheckpointError(f"{found.folder} holds no {what} models; checkpoint.keep_trained=true keeps them")
+    matrix = torch.empty(found.shared["num_clients"], found.shared["size"], dtype=parts[0][what].dtype)
+    for part in parts:
+        matrix[part["clients"]] = part[what]
+    return matrix
 
 
 def load(folder: Path, shared: dict[str, Any], sharding: Sharding, device: torch.device) -> FederationState:
@@ -156,30 +323,18 @@ def load(folder: Path, shared: dict[str, Any], sharding: Sharding, device: torch
             f"this run has {expected[0]} of {expected[1]}"
         )
     models: Tensor | None = None
-    found = set()
     place = {client: row for row, client in enumerate(sharding.clients)}
-    for rank in range(shared["world_size"]):
-        path = folder / f"models_{rank:05d}.pt"
-        part = _read(path)
-        clients, rows = part.get("clients"), part.get("models")
-        if not (isinstance(clients, list) and isinstance(rows, Tensor) and rows.shape == (len(clients), sharding.size)):
-            raise CheckpointError(f"{path} does not hold the models it should; start anew without resume")
+    for part in _parts(folder, shared):
         if models is None:
-            models = torch.empty(len(place), sharding.size, dtype=rows.dtype, device=device)
-        for row, client in enumerate(clients):
+            models = torch.empty(len(place), sharding.size, dtype=part["models"].dtype, device=device)
+        for row, client in enumerate(part["clients"]):
             if client in place:
-                models[place[client]] = rows[row].to(device)
-                found.add(client)
-    if models is None or found != set(place):
-        raise CheckpointError(f"{folder} lacks the models of clients {sorted(set(place) - found)}")
-    try:
-        records = [RoundRecord(**record) for record in shared["records"]]
-    except TypeError as error:
-        raise CheckpointError(f"{folder} holds records of another kind; start anew without resume") from error
+                models[place[client]] = part["models"][row].to(device)
+    assert models is not None  # at least one process wrote it
     return FederationState(
         round=shared["round"],
         models=models,
-        records=records,
+        records=[RoundRecord(**record) for record in shared["records"]],
         graphs=shared["graphs"],
         layer_graphs=shared["layer_graphs"],
     )
