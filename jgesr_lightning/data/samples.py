@@ -33,7 +33,7 @@ def inputs_of(where: Where, value: Any) -> Tensor:
 
     """
     try:
-        tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.ascontiguousarray(value))
+        tensor = value if isinstance(value, Tensor) else torch.from_numpy(_native(value))
     except (TypeError, ValueError):
         raise DataError(f"{where}: x is {_kind(value)}; it must be numbers: {WANTED}") from None
     if tensor.layout != torch.strided or tensor.is_complex() or tensor.is_quantized:
@@ -63,7 +63,11 @@ def labels_of(where: Where, value: Any, number: int, what: str = "y") -> LabelAr
         DataError: they are something else, or another number than there are samples.
 
     """
-    array = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value)
+    try:
+        numbers = value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+        array = np.asarray(numbers.detach() if isinstance(numbers, Tensor) else numbers)
+    except (TypeError, ValueError, RuntimeError):  # lists of several lengths, sparse and quantised tensors
+        raise DataError(f"{where}: {what} is {_kind(value)}; it must be whole numbers from 0 on, or texts") from None
     if array.shape == (number, 1):
         array = array[:, 0]
     if array.shape != (number,):
@@ -112,6 +116,12 @@ def encode(
     known, places = np.unique(np.concatenate(same), return_inverse=True)
     ends = np.cumsum([len(labels) for labels in same])[:-1]
     return tuple(map(str, known.tolist())), [torch.from_numpy(part) for part in np.split(places, ends)]
+
+
+def _native(value: Any) -> npt.NDArray[Any]:
+    """Return an array in this machine's byte order."""
+    array = np.ascontiguousarray(value)
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def _kind(value: Any) -> str:

@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from jgesr_lightning.data.dataset import DataError, RawDataset, make_dataset
@@ -56,7 +57,7 @@ def read_tensors(name: str, path: Path) -> RawDataset:
     """
     entries = read_entries(path)
     inputs = inputs_of(path, entries["x"])
-    names = None if entries.get("classes") is None else [str(one) for one in list(entries["classes"])]
+    names = _names(path, entries.get("classes"))
     classes, (labels,) = encode([(path, labels_of(path, entries["y"], len(inputs)))], names)
     check_classes(path, classes)
     optional: dict[str, Any] = {}
@@ -66,6 +67,18 @@ def read_tensors(name: str, path: Path) -> RawDataset:
     others = sorted(entries.keys() - set(ENTRIES))
     left_out = f"left out the entries {', '.join(others)[:100]}" if others else ""
     return make_dataset(name, (inputs, labels), None, classes, path, left_out=left_out, **optional)
+
+
+def _names(path: Path, classes: Any) -> list[str] | None:
+    """Return what the classes are called, or None where the file does not say."""
+    if classes is None:
+        return None
+    listed = classes.tolist() if isinstance(classes, np.ndarray) else classes
+    if not isinstance(listed, (list, tuple)) or not all(isinstance(name, str) for name in listed):
+        raise DataError(f"{path}: classes is {str(classes)[:60]!r}; it must be a list of texts, one for each label")
+    if len(set(listed)) < len(listed):
+        raise DataError(f"{path}: classes names one class twice: {', '.join(listed)[:100]}")
+    return list(listed)
 
 
 def check_classes(where: Path, classes: tuple[str, ...]) -> None:

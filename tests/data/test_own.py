@@ -287,6 +287,36 @@ def test_tensors_that_do_not_fit_are_named(tmp_path, entries, message):
     assert str(caught.value).startswith(str(path)) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"x": torch.eye(4).to_sparse(), "y": torch.arange(4)}, "x is float32, not plain real numbers"),
+        ({"x": torch.eye(4), "y": torch.arange(4).to_sparse()}, "y is int64; it must be whole numbers"),
+        ({"x": torch.eye(4), "y": [[1], [2, 3], [], []]}, "y is list; it must be whole numbers"),
+        ({"x": torch.eye(4), "y": {"a": 1}}, r"y has shape \(\)"),
+        ({"x": {"a": 1}, "y": torch.arange(4)}, "x is dict; it must be numbers"),
+        ({"x": torch.eye(4), "y": torch.arange(4), "classes": 5}, "classes is '5'; it must be a list of texts"),
+        ({"x": torch.eye(4), "y": torch.arange(4), "classes": "abcd"}, "classes is 'abcd'; it must be a list of texts"),
+        ({"x": torch.eye(4), "y": torch.arange(4), "classes": ["a", "b", "a", "c"]}, "classes names one class twice"),
+    ],
+)
+def test_odd_entries_are_named(tmp_path, entries, message):
+    torch.save(entries, tmp_path / "set.pt")
+    with pytest.raises(DataError, match=rf"set.pt: {message}") as caught:
+        load_dataset("tensors", tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_numbers_of_other_kinds_are_taken(tmp_path):
+    torch.save({"x": torch.eye(4).bfloat16(), "y": torch.arange(4).bfloat16()}, tmp_path / "set.pt")
+    dataset = load_dataset("tensors", tmp_path)
+    assert torch.equal(dataset.train_inputs, torch.eye(4)) and dataset.train_labels.tolist() == [0, 1, 2, 3]
+    (tmp_path / "set.pt").unlink()
+    np.savez(tmp_path / "set.npz", x=np.eye(4).astype(">f4"), y=np.arange(4).astype(">u2"))
+    dataset = load_dataset("tensors", tmp_path)
+    assert torch.equal(dataset.train_inputs, torch.eye(4)) and dataset.train_labels.tolist() == [0, 1, 2, 3]
+
+
 class Trap:
     def __reduce__(self):
         return os.mkdir, ("trapped",)
