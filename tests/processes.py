@@ -140,6 +140,20 @@ def break_client_one_in_round_two():
     RoundOrchestrator.on_client_delivered = on_client_delivered
 
 
+def fail_on_the_second_process():
+    """Let the second process meet a fault of the program in round 2."""
+    from jgesr_lightning.training.stacked import StackedEngine
+
+    whole = StackedEngine.train
+
+    def train(self, round_number, *arguments, **options):
+        if round_number == 2 and os.environ.get("RANK") == "1":
+            raise ZeroDivisionError("division by zero")
+        return whole(self, round_number, *arguments, **options)
+
+    StackedEngine.train = train
+
+
 def fail_to_write_summaries():
     """Let the first process find no room for summary.json from round 1 on."""
     from jgesr_lightning.callbacks.files import ResultFiles

@@ -97,7 +97,11 @@ def test_a_broken_client_is_left_out_on_every_process(tmp_path):
     assert summaries["raise"]["status"] == "failed"
     assert checkpoint.newest(tmp_path / "runs" / "raise" / "checkpoint").name == "round_00001"
     assert "not finite, left out: clients [1]" in started[0].output
-    assert started[0].output.endswith("error: round 2: the upload of client 1 is not finite (nonfinite=raise)\n")
+    saved = checkpoint.newest(tmp_path / "runs" / "raise" / "checkpoint")
+    assert started[0].output.endswith(
+        f"error: round 2: the upload of client 1 is not finite (nonfinite=raise); "
+        f"the last checkpoint is {saved} (resume=auto goes on from there)\n"
+    )
     assert started[1].output == ""
     assert torch.isfinite(models(tmp_path / "runs" / "drop")).all()
 
@@ -109,6 +113,20 @@ def test_a_failure_of_the_first_process_ends_all_with_one_line(tmp_path):
     lines = [line for process in started for line in process.output.splitlines() if "error" in line]
     assert len(lines) == 1
     assert "No space left on device" in lines[0]
+
+
+def test_a_fault_on_another_process_is_told_by_it_and_recorded_by_the_first(tmp_path):
+    started = together(
+        2, ["train", write_config(tmp_path), "runtime.devices=auto"], tmp_path, "fail_on_the_second_process"
+    )
+    assert [process.wait() for process in started] == [1, 1]
+    assert (
+        started[1].output.splitlines()[-1].startswith("error: ZeroDivisionError: division by zero; the last checkpoint")
+    )
+    assert started[0].output.splitlines()[-1].startswith("error: lost another process of this run")
+    assert all("Traceback" not in process.output for process in started)
+    summary = json.loads((tmp_path / "runs" / "tiny" / "summary.json").read_text())
+    assert (summary["status"], summary["rounds_done"]) == ("failed", 1)
 
 
 def test_a_lost_process_ends_the_others_with_one_line(tmp_path):
