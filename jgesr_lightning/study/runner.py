@@ -96,32 +96,38 @@ class _Runner:
         return self.outcome
 
     def _begin(self, place: int, cell: Cell) -> None:
-        """Start a cell, unless there is nothing to do."""
+        """Start a cell, unless there is nothing to do; one that cannot be started has failed, and the others run."""
         head = f"[{place}/{len(self.cells)}] {cell.name}"
-        with ExitStack() as held:
-            try:
+        try:
+            with ExitStack() as held:
                 lock = held.enter_context(locked(cell.folder.parent / ".locks" / cell.name))
-            except InUseError:
-                self.outcome.elsewhere.append(cell.name)
-                self.say(f"{head}: another process runs it")
-                return
-            if done := self._done(cell):
-                self.outcome.finished.append(cell.name)
-                self.say(f"{head}: {done}, {result(cell)}")
-                return
-            if damage := cell.damage():
-                self.say(f"{head}: damaged, {damage}; it is run again")
-            self.say(f"{head}: running ({log_of(cell)})")
-            log_of(cell).parent.mkdir(parents=True, exist_ok=True)
-            slot = min(set(range(self.workers)) - {one.slot for one in self.running})
-            # a copy, because what made the lock lets go of its own descriptor in a forked process
-            locks = [] if lock is None else [os.dup(lock)]
-            for copy in locks:
-                held.callback(os.close, copy)
-            foreign = [copy for one in self.running for copy in one.locks]
-            child = self.starter(cell, Place(log_of(cell), locks, slot, foreign))
-            # from here on: what the first one imports for all does not count
-            self.running.append(_Running(cell, head, child, held.pop_all(), locks, slot, time.monotonic()))
+                if done := self._done(cell):
+                    self.outcome.finished.append(cell.name)
+                    self.say(f"{head}: {done}, {result(cell)}")
+                else:
+                    self._start(cell, head, lock, held)
+        except InUseError:
+            self.outcome.elsewhere.append(cell.name)
+            self.say(f"{head}: another process runs it")
+        except OSError as error:
+            self.outcome.failed[cell.name] = str(error)
+            self.say(f"{head}: failed, {error}")
+
+    def _start(self, cell: Cell, head: str, lock: int | None, held: ExitStack) -> None:
+        """Start a cell's process, which takes over what is `held`."""
+        if damage := cell.damage():
+            self.say(f"{head}: damaged, {damage}; it is run again")
+        self.say(f"{head}: running ({log_of(cell)})")
+        log_of(cell).parent.mkdir(parents=True, exist_ok=True)
+        slot = min(set(range(self.workers)) - {one.slot for one in self.running})
+        # a copy, because what made the lock lets go of its own descriptor in a forked process
+        locks = [] if lock is None else [os.dup(lock)]
+        for copy in locks:
+            held.callback(os.close, copy)
+        foreign = [copy for one in self.running for copy in one.locks]
+        child = self.starter(cell, Place(log_of(cell), locks, slot, foreign))
+        # from here on: what the first one imports for all does not count
+        self.running.append(_Running(cell, head, child, held.pop_all(), locks, slot, time.monotonic()))
 
     def _done(self, cell: Cell) -> str:
         """Return why there is nothing to run, or an empty string."""

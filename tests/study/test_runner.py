@@ -131,6 +131,18 @@ def test_a_cell_with_a_damaged_summary_is_named_and_run_again(tmp_path, kind, ca
     assert cells[1].summary()["last"] == {"accuracy/received": 0.5}
 
 
+def test_a_cell_whose_lock_is_a_link_has_failed_and_the_others_run(tmp_path):
+    cells = cells_of(tmp_path, TWO)
+    locks = cells[0].folder.parent / ".locks"
+    locks.mkdir(parents=True)
+    (tmp_path / "precious").write_text("of somebody's")
+    (locks / cells[0].name).symlink_to(tmp_path / "precious")
+    outcome = run_cells(cells, fake(0.5), quiet)
+    assert outcome.finished == [cells[1].name]
+    assert "symbolic link" in outcome.failed[cells[0].name]
+    assert (tmp_path / "precious").read_text() == "of somebody's"
+
+
 def test_numbers_that_differ_by_rounding_are_one_cell(tmp_path):
     run_cells(cells_of(tmp_path, TWO + "settings: {local.lr: 0.3}\n"), fake(0.5), quiet)
     again = cells_of(tmp_path, TWO + f"settings: {{local.lr: {0.1 + 0.2!r}}}\n")
