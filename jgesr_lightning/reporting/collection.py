@@ -77,21 +77,24 @@ def _found(roots: Iterable[str | Path], notes: list[str], order: list[str]) -> I
             order += [label for label in methods if label not in order]
             yield from found
             continue
-        keys = _study_methods(root)
-        labels: dict[str, str] = {}
+        studies: dict[Path, dict[str, str]] = {}  # folder of a study -> name of a method in its file -> label
         for folder in _run_folders(root, seen, notes):
+            if folder.parent not in studies:
+                studies[folder.parent] = dict.fromkeys(_study_methods(folder.parent), "")
             run = _read(folder)
             if isinstance(run, Run):
-                key = next((key for key in keys if f"_{key}_seed" in folder.name), None)
-                labels.setdefault(key or "", run.label)
+                labels = studies[folder.parent]
+                key = next((key for key, label in labels.items() if not label and f"_{key}_seed" in folder.name), None)
+                labels |= {} if key is None else {key: run.label}
             yield run if isinstance(run, Run) else f"{shown(folder.name)}: {run}"
-        order += [labels[key] for key in keys if key in labels and labels[key] not in order]
+        found_order = [label for labels in studies.values() for label in labels.values() if label]
+        order += [label for label in dict.fromkeys(found_order) if label not in order]
 
 
-def _study_methods(root: Path) -> list[str]:
+def _study_methods(folder: Path) -> list[str]:
     """Return the names that a study's file, of which a copy lies with its runs, gives its methods; else none."""
     try:
-        content = yaml.safe_load((root / "study.yaml").read_text(encoding="utf-8"))
+        content = yaml.safe_load((folder / "study.yaml").read_text(encoding="utf-8"))
         return [str(key) for key in content["methods"]]
     except (*UNREADABLE, yaml.YAMLError):
         return []

@@ -5,17 +5,18 @@ They are narrow enough for a telephone, and side by side on a wider screen.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from jgesr_lightning.reporting.agg import Axes, Figure
-from jgesr_lightning.reporting.plots import INK, Array, drawing, style_of
+from jgesr_lightning.reporting.plots import INK, STYLES, Array, drawing, style_of
 from jgesr_lightning.reporting.text import figure_text
 
 WIDTH = 3.65  # inches: 350 pixels of a page
-_LABEL = 26  # characters of a method's name beside its row
+_LABEL = 24  # characters of a line of a method's name, beside its row
 _MANY = 1500  # points beyond which a figure holds them as pixels
 
 
@@ -104,7 +105,7 @@ def client_plot(rows: Sequence[tuple[str, Array, str]], xlabel: str, title: str 
     return figure
 
 
-def _rows(labels: Sequence[str], xlabel: str, title: str, height: float = 0.27) -> tuple[Figure, Axes]:
+def _rows(labels: Sequence[str], xlabel: str, title: str, height: float = 0.3) -> tuple[Figure, Axes]:
     with drawing():
         figure = Figure(figsize=(WIDTH, 1.25 + height * len(labels)), layout="constrained")
         axes = figure.add_subplot()
@@ -120,7 +121,9 @@ def _rows(labels: Sequence[str], xlabel: str, title: str, height: float = 0.27) 
 
 
 def _short(label: str) -> str:
-    return label if len(label) <= _LABEL else f"{label[: _LABEL - 1]}\u2026"
+    """Return a label in two lines at most."""
+    lines = textwrap.wrap(label, _LABEL)
+    return "\n".join(lines if len(lines) < 3 else [lines[0], f"{' '.join(lines[1:])[: _LABEL - 1]}\u2026"])
 
 
 def _interval(axes: Axes, place: int, mean: float, half: float | None, width: float, caps: bool = False) -> None:
@@ -143,4 +146,5 @@ def _bounds(axes: Axes, values: Sequence[float], dots: Sequence[Dot]) -> None:
 
 
 def _colour(label: str, place: int) -> str:
-    return str(style_of(label, place)["color"])
+    """Return the method's colour; a variant without one of its own has that of its method."""
+    return str(style_of(label if label in STYLES else label.partition(" ")[0], place)["color"])

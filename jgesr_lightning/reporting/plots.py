@@ -283,7 +283,8 @@ def page_svg(figure: Figure, name: str) -> str:
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     text = buffer.getvalue().decode()
     text = re.sub(r"<metadata>.*?</metadata>\s*", "", text[text.index("<svg") :], flags=re.DOTALL)
-    text = re.sub(r"(\d\.\d{2})\d+", r"\1", re.sub(r"\s*\n\s*", " ", text))  # hundredths of a point are fine enough
+    # hundredths of a point are fine enough; what is written in a figure stays as it is
+    text = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d\.\d{2})\d+", r"\1", re.sub(r"\s+", " ", tag[0])), text)
     text = re.sub(r' id="(?![mphC][0-9a-f]{6})[^"]*"', "", text)  # only markers, clips, hatches are referred to
     return re.sub(r"((?:fill|stroke): )#([0-9a-f]{6})(?![0-9a-f])", _page_colour, text)
 

@@ -9,6 +9,8 @@ from jgesr_lightning.reporting.runs import Column
 from jgesr_lightning.reporting.statistics import Difference
 from jgesr_lightning.reporting.tables import Table, column_title, describe, mark_text
 
+_NAMED = 5  # methods level with the best that are named, the nearest
+
 
 def summary(table: Table) -> list[str]:
     """Return a paragraph for each column: which method leads, by how much and how sure, and what is level with it."""
@@ -57,9 +59,12 @@ def _column(table: Table, column: Column) -> str:
         lead = f"{clear[least].mean:+.2f} {interval_text(clear[least].mean, clear[least].holm_half_width)}"
         sentences.append(f"It is clear of {which}; its smallest clear lead is over {least}, {lead}")
     if level:
+        near = sorted(level, key=lambda label: abs(level[label].mean))[:_NAMED]
         texts = [
-            f"{label} ({one.mean:+.2f} {interval_text(one.mean, one.holm_half_width)})" for label, one in level.items()
+            f"{label} ({level[label].mean:+.2f} {interval_text(level[label].mean, level[label].holm_half_width)})"
+            for label in near
         ]
+        texts += [f"{len(level) - _NAMED} others"] if len(level) > _NAMED else []
         sentences.append(f"It cannot be told apart from {_listed(texts)}")
     if unknown and (clear or level):
         sentences.append(f"No seeds in common, or one only, with {_listed(unknown)}")

@@ -148,3 +148,26 @@ def test_any_number_of_clients(tmp_path, clients):
     (folder / "partition.csv").write_text("\n".join(["client,train,test,a,b,c", *lines]) + "\n")
     np.savez(folder / "graphs.npz", round_00002=np.ones((clients, clients)))
     assert "network_jgesr" in made(tmp_path)
+
+
+def test_numbers_in_figures_stay_as_they_are_written(tmp_path):
+    for seed in range(2):
+        for alpha in (0.012345, 0.5):
+            make_run(tmp_path, f"r{alpha}{seed}", 0.9 + seed / 100 + alpha / 50, alpha=alpha, seed=seed)
+    text = made(tmp_path)
+    assert text.count(">jgesr (alpha=0.012345)<") >= 3  # rows of both figures or curves, and of the tables
+    assert re.search(r"<text[^>]*>jgesr \(alpha=0.012345\)<", text)
+
+
+def test_many_methods_level_with_the_best_are_counted(tmp_path):
+    generator = np.random.default_rng(0)
+    for place in range(9):
+        for seed in range(3):
+            accuracy = 0.9 + float(generator.normal(0, 0.02))
+            make_run(tmp_path, f"r{place}{seed}", accuracy, alpha=1.0 + place, seed=seed)
+    (table,) = tables_of([tmp_path]).tables
+    ahead = [one.clear_of_all for one in table.against_leader["mnist", 0.1, 0.0].values()]
+    assert ahead == [False] * 8
+    (text,) = summary(table)
+    level = text.partition("cannot be told apart from ")[2]
+    assert level.count("(alpha=") == 5 and level.endswith(" and 3 others.")

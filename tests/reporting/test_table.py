@@ -334,6 +334,7 @@ def test_the_reference_is_chosen_the_studys_first_or_jgesr(tmp_path):
     (tmp_path / "study.yaml").write_text("base: base\nmethods:\n  alone: {name: local}\n  jgesr: {}\n")
     (table,), collection = built([tmp_path])
     assert table.reference == "local" and collection.order == ["local"]
+    assert built([tmp_path.parent])[0][0].reference == "local"  # studies at any depth
     (tmp_path / "study.yaml").write_text("[")
     assert built([tmp_path])[0][0].reference == "jgesr"
 
