@@ -7,7 +7,7 @@ import torch
 from jgesr_lightning.data.dataset import DataError
 from jgesr_lightning.data.images import read_archive, read_folder
 
-from .conftest import CLASSES, image_of
+from .conftest import CLASSES, image_of, unpack
 
 
 def test_archive_decodes_to_the_very_images(tmp_path, cifar_archive):
@@ -22,7 +22,7 @@ def test_archive_decodes_to_the_very_images(tmp_path, cifar_archive):
 def test_unpacked_folder_gives_the_same(tmp_path, cifar_archive):
     path = cifar_archive(tmp_path / "cifar10.tgz")
     with tarfile.open(path) as archive:
-        archive.extractall(tmp_path, filter="data")
+        unpack(archive, tmp_path)
     packed, unpacked = (
         read_archive("cifar10", path, verify=False),
         read_folder("cifar10", tmp_path / "cifar10", verify=False),
