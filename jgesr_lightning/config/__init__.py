@@ -5,7 +5,7 @@ gives the aggregation methods' settings, `shipped` finds the files that come wit
 a part from outside, or a method's setting that is not its default, has to be looked at.
 """
 
-from jgesr_lightning.config.loading import from_dict, load_config, parse_overrides, to_dict, to_yaml
+from jgesr_lightning.config.loading import completed, from_dict, load_config, parse_overrides, to_dict, to_yaml
 from jgesr_lightning.config.methods import method_settings
 from jgesr_lightning.config.nodes import Setting, Settings
 from jgesr_lightning.config.reading import Read, read_yaml
@@ -24,6 +24,7 @@ __all__ = [
     "Section",
     "Setting",
     "Settings",
+    "completed",
     "copy_configs",
     "find_config",
     "folders",

@@ -80,6 +80,23 @@ def to_dict(config: Config) -> dict[str, Any]:
     return values
 
 
+def completed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run's stored settings with those that it did not have yet, at their defaults: an older run's, say.
+
+    A method from outside is not imported to complete its own.
+    """
+    filled: dict[str, Any] = {key: Config.model_fields[key].default for key in KEYS if "." not in key}
+    filled |= {key: value for key, value in values.items() if key not in SECTIONS}
+    for section, model in SECTIONS.items():
+        known = {key: field.default for key, field in model.model_fields.items() if f"{section}.{key}" in KEYS}
+        filled[section] = {**known, **(values.get(section) or {})}
+    method = str(filled["aggregator"]["name"])
+    if names.is_builtin("aggregators", method):
+        filled["aggregator"] = {"name": method, **method_settings(method), **filled["aggregator"]}
+    filled["logging"]["tags"] = list(filled["logging"]["tags"])
+    return filled
+
+
 def to_yaml(config: Config) -> str:
     """Return the resolved configuration as YAML text; `load_config` reads it back as an equal `Config`."""
     return nodes.dump(to_dict(config))

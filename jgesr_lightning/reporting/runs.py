@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from jgesr_lightning.config import completed
 from jgesr_lightning.identity import CELL, condition, digest, flatten, method_label, protocol, rounded, seed_of
 from jgesr_lightning.reporting.sources import UNREADABLE, Source
 from jgesr_lightning.reporting.text import shown
@@ -91,6 +92,7 @@ def read_summary(folder: Path, summary: Any, source: Source) -> Run | str:
             reason = f" ({summary['reason']})" if summary.get("reason") else ""
             return f"{status}{reason} after round {summary.get('rounds_done')} of {summary.get('rounds')}"
         _need(summary, "last", "config")
+        summary = {**summary, "config": completed(summary["config"])}  # an older run has not all of today's settings
         run = Run(folder, summary, source)
         _ = run.label, run.column, hash(run.seed), run.protocol, run.identity(), run.identity(exact=True)
         _check_numbers(summary)

@@ -21,6 +21,7 @@ from jgesr_lightning.config import (
     Section,
     Setting,
     Settings,
+    completed,
     find_config,
     folders,
     load_config,
@@ -103,8 +104,8 @@ class Cell:
 
 def identity(config: Mapping[str, Any]) -> str:
     """Return what tells runs of different outcome apart; numbers that differ by rounding alone are one."""
-    stored = json.loads(json.dumps(config))  # as summary.json gives it back: lists for tuples
     try:
+        stored = json.loads(json.dumps(completed(config)))  # as summary.json gives it back: lists for tuples
         return digest({"condition": condition(stored), "seed": seed_of(stored)}, 32)
     except (KeyError, TypeError, AttributeError, RecursionError) as error:  # no configuration of ours
         return f"none ({type(error).__name__})"
@@ -113,8 +114,8 @@ def identity(config: Mapping[str, Any]) -> str:
 def copied(config: Mapping[str, Any]) -> str:
     """Return what has to be equal for a run to stand for a cell of another study."""
     try:
-        flat = flatten(json.loads(json.dumps(config)))
-    except RecursionError:
+        flat = flatten(json.loads(json.dumps(completed(config))))
+    except (AttributeError, KeyError, RecursionError, TypeError):
         return ""
     left_out = tuple(f"{key}." for key in COPIES_MAY_DIFFER)
     return digest({key: value for key, value in flat.items() if not f"{key}.".startswith(left_out)}, 32)

@@ -1,3 +1,4 @@
+import json
 import logging
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from jgesr_lightning.config import (
     SECTIONS,
     Config,
     ConfigError,
+    completed,
     find_config,
     from_dict,
     load_config,
@@ -531,3 +533,25 @@ def test_mistakes_are_found_without_loading_torch():
         "sys.exit(5)"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_an_older_run_is_completed_with_todays_defaults():
+    assert completed({}) == to_dict(Config())
+    config = load_config(BASE, ["aggregator.name=cfl", "logging.tags=[a]", "data.kappa=2", "seeds.channel=3"])
+    assert completed(to_dict(config)) == to_dict(config)
+    older = to_dict(config)
+    del older["data"]["partition"], older["metric"], older["seeds"], older["aggregator"]["eps1_rel"]
+    assert completed(older) == {**to_dict(config), "seeds": to_dict(Config())["seeds"]}
+    outside = completed({"aggregator": {"name": "/nowhere/mine.py:Mine", "trim": 0.1}})
+    assert outside["aggregator"] == {"name": "/nowhere/mine.py:Mine", "trim": 0.1}  # nothing is imported
+
+
+def test_stored_runs_of_before_are_those_of_today():
+    stored = ROOT / "configs" / "studies" / "results" / "mnist_s01_fedavg" / "summary.json"
+    config = json.loads(stored.read_text())["config"]
+    today = to_dict(load_config("mnist_s01", ["aggregator.name=fedavg", f"seed={config['seed']}"]))
+    for values in (config, today):
+        for key in ("name", "output_dir", "resume", "runtime", "logging", "checkpoint", "evaluation", "engine"):
+            values.pop(key, None)
+        values["data"].pop("root")
+    assert completed(config) == completed(today)
