@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jgesr_lightning.config import Config, ConfigError, load_config, method_settings, to_dict, to_yaml
+from jgesr_lightning.config import Config, ConfigError, completed, load_config, to_dict, to_yaml
 from jgesr_lightning.paths import user_path
 from jgesr_lightning.runtime import checkpoint
 from jgesr_lightning.runtime.files import InUseError, locked, move_aside, say, write_text
@@ -92,26 +92,12 @@ def _check_unsaved(config: Config, folder: Path) -> None:
 
 
 def _check_same(former: dict[str, Any], config: Config, where: Path) -> None:
-    differing = _differences(_completed(former, config), to_dict(config))
+    differing = _differences(completed(former), to_dict(config))
     if differing:
         raise ConfigError(
             f"{where} was written with other settings ({'; '.join(differing)}); "
             f"use the same ones, or choose another name= and leave out resume"
         )
-
-
-def _completed(former: dict[str, Any], config: Config) -> dict[str, Any]:
-    """Return `former` with the defaults of the keys that there were none of when it was written."""
-    method = {"name": config.aggregator.name, **method_settings(config.aggregator.name)}
-    return _filled(former, {**to_dict(Config()), "aggregator": method})
-
-
-def _filled(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    filled = {**defaults, **values}
-    for key, default in defaults.items():
-        if isinstance(default, dict) and isinstance(filled[key], dict):
-            filled[key] = _filled(filled[key], default)
-    return filled
 
 
 def _differences(former: dict[str, Any], present: dict[str, Any], prefix: str = "") -> list[str]:

@@ -1,4 +1,3 @@
-import json
 import logging
 import subprocess
 import sys
@@ -544,14 +543,3 @@ def test_an_older_run_is_completed_with_todays_defaults():
     assert completed(older) == {**to_dict(config), "seeds": to_dict(Config())["seeds"]}
     outside = completed({"aggregator": {"name": "/nowhere/mine.py:Mine", "trim": 0.1}})
     assert outside["aggregator"] == {"name": "/nowhere/mine.py:Mine", "trim": 0.1}  # nothing is imported
-
-
-def test_stored_runs_of_before_are_those_of_today():
-    stored = ROOT / "configs" / "studies" / "results" / "mnist_s01_fedavg" / "summary.json"
-    config = json.loads(stored.read_text())["config"]
-    today = to_dict(load_config("mnist_s01", ["aggregator.name=fedavg", f"seed={config['seed']}"]))
-    for values in (config, today):
-        for key in ("name", "output_dir", "resume", "runtime", "logging", "checkpoint", "evaluation", "engine"):
-            values.pop(key, None)
-        values["data"].pop("root")
-    assert completed(config) == completed(today)
