@@ -14,7 +14,6 @@ ELSEWHERE = {
     "callbacks/checkpoint": "runtime/test_checkpoint",
     "callbacks/files": "test_experiment",
     "callbacks/orchestrator": "test_federation",
-    "callbacks/progress": "test_experiment",
     "callbacks/wandb_media": "callbacks/test_wandb_log",
     "callbacks/wandb_mode": "callbacks/test_wandb_log",
     "closing": "test_experiment",
