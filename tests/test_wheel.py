@@ -44,7 +44,7 @@ def test_the_wheel_holds_every_module_and_configuration_and_nothing_else(wheel):
     expected = {str(file.relative_to(ROOT)) for file in (ROOT / "jgesr_lightning").rglob("*.py")}
     configs = [file for pattern in ("*.yaml", "*.sbatch") for file in (ROOT / "configs").rglob(pattern)]
     expected |= {f"jgesr_lightning/{file.relative_to(ROOT)}" for file in configs if "results" not in file.parts}
-    extra = {"jgesr_lightning/py.typed"}
+    extra = {"jgesr_lightning/py.typed", "jgesr_lightning/reporting/templates/page.html.j2"}
     assert expected | extra <= names
     assert {Path(name).suffix for name in names - expected - extra} <= {".j2", ".html", ".css", ".js"}  # templates
 

@@ -118,11 +118,13 @@ def _check_numbers(summary: dict[str, Any]) -> None:
     for name, held in summary.get("clients", {}).items():
         values |= _numbered(f"clients.{name}", held)
     for name, value in values.items():
-        if value is not None and not isinstance(value, int | float):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
             raise TypeError(f"{name} is {shown(repr(value), 40)}, not a number")
         float(value or 0)  # an integer may be too large for one
     if not isinstance(summary["last"].get("round"), int):
         raise TypeError(f"last.round is {summary['last'].get('round')!r}, not a whole number")
+    if not isinstance(summary["config"]["aggregator"]["name"], str):
+        raise TypeError(f"config.aggregator.name is {summary['config']['aggregator']['name']!r}, not a name")
     remarks = summary.get("remarks") or []
     if not isinstance(remarks, list) or not all(isinstance(remark, Mapping) for remark in remarks):
         raise TypeError(f"remarks is {shown(repr(remarks), 40)}, not a list of remarks")

@@ -265,6 +265,10 @@ def test_a_run_may_be_named_like_a_folder_inside_a_run(tmp_path, name):
     [
         ("last.accuracy/received", "abc"),
         ("last.accuracy/received", 10**400),
+        ("last.accuracy/received", True),
+        ("config.aggregator.name", ["jgesr"]),
+        ("clients", [1, 2]),
+        ("remarks", ["dropped"]),
         ("last.round", "2"),
         ("config.seed", {}),
         ("config.seeds", {"channel": []}),
