@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from jgesr_lightning import __version__
 from jgesr_lightning.arguments import CommandParser, program
 from jgesr_lightning.checks import nearest
-from jgesr_lightning.config import Config, ConfigError, load_config, to_yaml
+from jgesr_lightning.config import CONFIGS, Config, ConfigError, copy_configs, load_config, to_yaml
 from jgesr_lightning.paths import PathError
 
 if TYPE_CHECKING:
@@ -174,6 +174,20 @@ def show(arguments: Sequence[str]) -> int:
     return 0
 
 
+def init(arguments: Sequence[str]) -> int:
+    """Copy the configurations and SLURM scripts that come with the package, to be edited."""
+    parser = CommandParser(
+        "init", "Copy the configurations, studies, sweeps and SLURM scripts to FOLDER/configs, to edit.", "init my_work"
+    )
+    parser.add_argument("folder", nargs="?", default=".", help="made where it does not exist (default: this one)")
+    folder = parser.parse_args(arguments).folder
+    written, kept = copy_configs(folder)
+    print(f"{len(written)} files written to {os.path.join(folder, CONFIGS)}")
+    if kept:
+        print(f"{len(kept)} were there already and stay as they are: {', '.join(map(str, kept))}")
+    return 0
+
+
 def data(arguments: Sequence[str]) -> int:
     """Fetch the data set of a configuration, or one named by itself, and keep it decoded."""
     given = _configured(
@@ -270,6 +284,7 @@ EXAMPLE = "train mnist_s01 aggregator.name=fedavg seed=3 rounds=5"
 COMMANDS = {
     "train": Command(train, "run a federation; its results go to runs/NAME"),
     "config": Command(show, "print the configuration with everything filled in"),
+    "init": Command(init, "copy the configurations and SLURM scripts, to edit"),
     "data": Command(data, "fetch a data set (mnist, cifar10) and keep it decoded"),
     "table": Command(table, "tables from the runs in folders"),
     "figures": Command(figures, "figures from the runs in folders"),

@@ -260,3 +260,18 @@ def test_a_name_that_can_be_no_file_is_a_mistake_in_one_line(name, capsys):
     assert cli.main(["config", name]) == 2
     message = one_line(capsys)
     assert message.startswith("error: no configuration file ") and len(message) < 300
+
+
+def test_init_copies_what_ships_and_overwrites_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["init", "work"]) == 0
+    assert capsys.readouterr().out.endswith("files written to work/configs\n")
+    (tmp_path / "work" / "configs" / "mnist_s01.yaml").write_text("seed: 3\n")
+    assert cli.main(["init", "work"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("0 files written") and "work/configs/mnist_s01.yaml" in shown
+    assert (tmp_path / "work" / "configs" / "mnist_s01.yaml").read_text() == "seed: 3\n"
+    monkeypatch.chdir(tmp_path / "work")
+    assert cli.main(["config", "mnist_s01"]) == 0
+    assert "seed: 3" in capsys.readouterr().out
+    assert cli.main(["init", "work", "more"]) == 2 and "init --help" in one_line(capsys)
