@@ -13,6 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add where the runs are, what is shown of them and what it is compared with."""
     parser.add_argument(
         "folders",
+        type=_place,
         nargs="+",
         metavar="RUNS",
         help="folder that holds runs, at any depth, or a file that `table RUNS --store FILE` wrote",
@@ -21,6 +22,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--reference", metavar="METHOD", help="row that the others are compared with (the study's first, else jgesr)"
     )
+
+
+def _place(text: str) -> str:
+    return str(user_path(text))
 
 
 def beside(root: str, name: str) -> Path:
