@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from jgesr_lightning.config import Config, ConfigError, completed, load_config, 
 from jgesr_lightning.paths import user_path
 from jgesr_lightning.runtime import checkpoint
 from jgesr_lightning.runtime.files import InUseError, locked, move_aside, say, write_text
+from jgesr_lightning.summary import DamagedSummaryError, read_summary
 
 FREE_ON_RESUME = (
     *("name", "output_dir", "resume", "rounds"),
@@ -119,8 +119,8 @@ def _differences(former: dict[str, Any], present: dict[str, Any], prefix: str = 
 def _is_finished(folder: Path, found: Path) -> bool:
     """Whether the checkpoint `found` is this folder's and its run said that it had ended."""
     try:
-        status = json.loads((folder / "summary.json").read_text())["status"]
-    except (OSError, ValueError, KeyError, TypeError):
+        status = read_summary(folder).get("status")
+    except DamagedSummaryError:  # written anew, from the checkpoint
         return False
     return status == "finished" and _lies_in(found, folder)
 

@@ -31,6 +31,10 @@ def rows(folder, name):
     return [[line[at] for at in kept] for line in lines]
 
 
+def untimed(values):
+    return {key: value for key, value in values.items() if "seconds" not in key}
+
+
 @forks
 def test_forked_cells_equal_runs_by_themselves(tmp_path):
     cells = cells_of(tmp_path, KINDS)
@@ -44,6 +48,13 @@ def test_forked_cells_equal_runs_by_themselves(tmp_path):
         assert main(["train", cell.base, *arguments, f"output_dir={tmp_path / 'alone'}"]) == 0
         for table in ("metrics.csv", "clients.csv"):
             assert rows(cell.folder, table) == rows(alone, table)
+    # a summary that was damaged is made anew from the checkpoint
+    sound = cells[0].summary()
+    (cells[0].folder / "summary.json").write_text('{"status": "finished"}')
+    again = run_cells(cells, training(main, workers=1), quiet)
+    assert sorted(again.finished) == sorted(outcome.finished), again
+    for key in ("last", "clients", "config"):
+        assert untimed(cells[0].summary()[key]) == untimed(sound[key])
 
 
 @forks
