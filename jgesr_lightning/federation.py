@@ -65,7 +65,7 @@ class Federation:
             self._finish_round(state, RoundRecord(0), trained=None)
         status = "finished"
         while state.round < plan.rounds:
-            outcome = None if self._stopping() else self._round(state.round + 1, state.models, previous)
+            outcome = None if self._stopping() else self._round(state, previous)
             if outcome is None:
                 status = "stopped"
                 break
@@ -73,6 +73,8 @@ class Federation:
             previous = aggregate.models
             state.models = plan.sharding.to_rows(previous)
             state.round = record.round
+            if plan.aggregator.start == "own":
+                state.own = plan.collector.trained.clone()
             if plan.is_due(record.round, plan.graph_every):
                 state.graphs[record.round] = aggregate.graph
                 if aggregate.layer_graphs is not None:
@@ -84,12 +86,12 @@ class Federation:
     def _stopping(self) -> bool:
         return self.plan.sharding.any(bool(self.plan.stop))
 
-    def _round(self, number: int, sent: Tensor, previous: Tensor) -> tuple[RoundRecord, Aggregate] | None:
-        """Run one round up to the aggregation; None where it was abandoned because of a stop request."""
-        plan, sharding = self.plan, self.plan.sharding
+    def _round(self, state: FederationState, previous: Tensor) -> tuple[RoundRecord, Aggregate] | None:
+        """Run the next round up to the aggregation; None where it was abandoned because of a stop request."""
+        plan, sharding, number = self.plan, self.plan.sharding, state.round + 1
         record = RoundRecord(number)
         chosen = plan.participants(number)
-        losses = self._train(number, chosen, sent)
+        losses = self._train(number, chosen, state.models, state.own)
         if self._stopping():
             return None
         with self._watch.part("uplink"):
@@ -131,11 +133,14 @@ class Federation:
         record.metrics["loss/train"] = float(losses.nanmean())
         return record, aggregate
 
-    def _train(self, number: int, chosen: Sequence[int], sent: Tensor) -> Tensor:
-        """Let this process's clients of the round train; returns their losses."""
+    def _train(self, number: int, chosen: Sequence[int], sent: Tensor, own: Tensor | None) -> Tensor:
+        """Let this process's clients of the round train, from their `own` models if given; returns their losses."""
         plan = self.plan
         clients = plan.sharding.clients
-        plan.fabric.call("on_round_start", round_number=number, sent=sent)
+        start, anchors = sent, None
+        if own is not None:  # a client whose training broke takes what the server has for it
+            start, anchors = torch.where(torch.isfinite(own).all(1, keepdim=True), own, sent), sent
+        plan.fabric.call("on_round_start", round_number=number, sent=start)
 
         def deliver(row: int, model: Tensor) -> None:
             plan.fabric.call("on_client_delivered", row=row, client=clients[row], model=model)
@@ -145,7 +150,7 @@ class Federation:
 
         rows = [row for row, client in enumerate(clients) if client in chosen]
         with self._watch.part("train"):
-            return plan.engine.train(number, rows, sent, deliver, stopping=lambda: bool(plan.stop))
+            return plan.engine.train(number, rows, start, deliver, lambda: bool(plan.stop), anchors)
 
     def _present(self, chosen: Sequence[int], finite: Tensor, record: RoundRecord) -> Tensor:
         """Return whose upload counts, (K,) bool, and note who was left out."""

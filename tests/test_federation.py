@@ -324,3 +324,36 @@ def test_noise_makes_no_variance_negative(method):
         assert torch.equal(next_sent[:, variances], models[:, variances].clamp(min=0))
         assert torch.equal(next_sent[:, ~variances], models[:, ~variances])
     assert all(record.metrics["loss/received"] < 1e6 for record in state.records)
+
+
+def test_training_from_the_clients_own_models():
+    """FedAMP's `start`: round 2 goes on from what round 1 trained, pulled to what was sent; or from what was sent."""
+    trained, sent = {}, {}
+    for start in ("own", "cloud"):
+        federation = small_federation(method="fedamp", settings={"start": start, "lam": 2.0}, noise=0.0, rounds=2)
+        engine, calls = federation.plan.engine, []
+        train = engine.train
+
+        def watched(number, rows, begin, deliver, stopping, anchors=None, calls=calls, train=train):
+            calls.append((begin.clone(), None if anchors is None else anchors.clone()))
+            return train(number, rows, begin, deliver, stopping, anchors)
+
+        engine.train = watched
+        state = federation.fresh_state()
+        federation.run(state)
+        (first, no_anchor), (second, anchors) = calls
+        assert torch.equal(first, federation.plan.initial.expand_as(first)) and no_anchor is None
+        trained[start], sent[start] = second, anchors
+    assert sent["cloud"] is None and not torch.equal(trained["own"], trained["cloud"])
+    torch.testing.assert_close(sent["own"], trained["cloud"])  # one round in, both servers have sent the same
+
+
+def test_a_client_whose_training_broke_starts_from_what_was_sent():
+    federation = small_federation(method="fedamp", rounds=2)
+    state = federation.fresh_state()
+    own = state.models.clone() + 1
+    own[1, 0] = float("nan")
+    starts = []
+    federation.plan.engine.train = lambda number, rows, begin, *_: starts.append(begin) or torch.zeros(len(SIZES))
+    federation._train(1, range(4), state.models, own)
+    assert torch.equal(starts[0][1], state.models[1]) and torch.equal(starts[0][0], own[0])

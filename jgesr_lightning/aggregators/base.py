@@ -94,6 +94,10 @@ class Aggregator(nn.Module, ABC):
         shares: False for a method that leaves every client by itself on purpose.
         min_clients: fewer clients than this in the whole federation is an error.
         needs: which of "previous" and "initial" the method cannot do without.
+
+    Attributes:
+        start: where the clients' training starts: "cloud", from what the server sent; "own", from what they trained
+            last, what was sent being the anchor of their penalties alone.
     """
 
     name: ClassVar[str]
@@ -101,6 +105,7 @@ class Aggregator(nn.Module, ABC):
     shares: ClassVar[bool] = True
     min_clients: ClassVar[int] = 1
     needs: ClassVar[tuple[str, ...]] = ()
+    start: str = "cloud"
 
     def __init__(self) -> None:
         super().__init__()

@@ -37,6 +37,8 @@ class FedAMP(Aggregator):
         lam: weight of the clients' pull. Public code has lam/a = 1/10^4, kept here with a = 1, for which "paper" stays
             an average of up to 26 clients at sigma 25.
         self_weight: weight of the client's own model in "heuristic"; None: 1/P for P participants.
+        start: where local training starts: "own", from the client's own model, u_k being the anchor of the pull alone,
+            as in the publication, whose output are the clients' own models; or "cloud", from u_k.
     """
 
     name: ClassVar[str] = "fedamp"
@@ -48,15 +50,18 @@ class FedAMP(Aggregator):
         a: float = 1.0,
         lam: float = 1e-4,
         self_weight: float | None = None,
+        start: str = "own",
     ) -> None:
         super().__init__()
         one_of("variant", variant, ("heuristic", "paper"))
+        one_of("start", start, ("own", "cloud"))
         number("sigma", sigma, above=0)
         number("a", a, above=0)
         number("lam", lam, at_least=0)
         if self_weight is not None:
             number("self_weight", self_weight, at_least=0, at_most=1)
         self.variant, self.sigma, self.a, self.lam, self.self_weight = variant, sigma, a, lam, self_weight
+        self.start = start
 
     def client_terms(self, proximal_mu: float | None = None) -> tuple[Regulariser, ...]:
         """Return the pull to u_k, after the run's own proximal term if it has one."""

@@ -22,7 +22,7 @@ class RoundOrchestrator:
 
     Attributes:
         trained: (clients of this process, d): after a round's training, one row a client. A client that sat out has
-            the model it was sent.
+            the model it would have started from.
         asked: whether a callback asks for state dicts.
     """
 
@@ -32,7 +32,7 @@ class RoundOrchestrator:
         self.asked = any(callable(getattr(observer, "on_client_trained", None)) for observer in observers)
 
     def on_round_start(self, round_number: int, sent: Tensor) -> None:
-        """Start from what the server sent, (clients of this process, d)."""
+        """Begin with what the clients start from, (clients of this process, d): what was sent, or their own models."""
         if self.trained.shape != sent.shape or self.trained.dtype != sent.dtype or self.trained.device != sent.device:
             self.trained = torch.empty_like(sent)
         self.trained.copy_(sent)
