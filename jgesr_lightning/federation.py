@@ -58,6 +58,8 @@ class Federation:
                 arrived in a round (but for "drop_all").
         """
         plan = self.plan
+        if plan.aggregator.start != "own":  # a checkpoint may hold them for other ends
+            state.own = None
         plan.fabric.call("on_federation_start", plan=plan, state=state)
         # what the server sent last, by columns; kept beside the rows, so that no round moves it twice
         previous = plan.sharding.to_columns(state.models)

@@ -16,15 +16,15 @@ class FederationState:
     Attributes:
         round: rounds completed.
         models: (clients of this process, d) what the server sent last; rows of psi.
-        own: (clients of this process, d) what the clients had trained last, where their training goes on from that.
         records: one a completed round, round 0 included.
         graphs: round -> (K, K) graph, for the rounds that were kept.
         layer_graphs: round -> (layers, K, K), where the method learns one graph a layer.
+        own: (clients of this process, d) what the clients had trained last, where their training goes on from that.
     """
 
     round: int
     models: Tensor
-    own: Tensor | None = None
     records: list[RoundRecord] = field(default_factory=list)
     graphs: dict[int, Tensor] = field(default_factory=dict)
     layer_graphs: dict[int, Tensor] = field(default_factory=dict)
+    own: Tensor | None = None

@@ -241,12 +241,12 @@ def test_a_stop_abandons_the_round_between_clients_and_keeps_the_last_whole_one(
     assert torch.equal(state.models, after_one.models)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "cfl"])
+@pytest.mark.parametrize("method", ["fedavg", "cfl", "fedamp"])
 def test_a_resumed_run_ends_with_the_same_bits(tmp_path, method):
     settings = {"warmup_rounds": 0} if method == "cfl" else {}
     common = {"method": method, "settings": settings, "noise": 0.05, "missing_rate": 0.2, "participation": 0.75}
     _, straight = run(small_federation(rounds=6, **common))
-    first = small_federation([Checkpoint(tmp_path, 1, {})], rounds=3, **common)
+    first = small_federation([Checkpoint(tmp_path, 1, {}, keep_trained=False)], rounds=3, **common)
     run(first)
     second = small_federation(rounds=6, **common)
     folder = checkpoint.newest(tmp_path)

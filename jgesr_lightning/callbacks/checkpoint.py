@@ -55,5 +55,6 @@ class Checkpoint:
     def save(self, plan: RoundPlan, state: FederationState) -> None:
         """Save `state` unless the newest checkpoint is of its round."""
         if state.round != self._saved:
-            checkpoint.save(self.root, state, plan.aggregator.state(), self.config, plan.sharding, self._trained)
+            trained = self._trained if state.own is None else state.own  # these the next round starts from
+            checkpoint.save(self.root, state, plan.aggregator.state(), self.config, plan.sharding, trained)
             self._saved = state.round

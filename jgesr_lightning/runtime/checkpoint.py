@@ -322,18 +322,18 @@ def load(folder: Path, shared: dict[str, Any], sharding: Sharding, device: torch
             f"{folder} has {shared['num_clients']} clients of {shared['size']} parameters; "
             f"this run has {expected[0]} of {expected[1]}"
         )
-    models: Tensor | None = None
+    found: dict[str, Tensor] = {}
     place = {client: row for row, client in enumerate(sharding.clients)}
     for part in _parts(folder, shared):
-        if models is None:
-            models = torch.empty(len(place), sharding.size, dtype=part["models"].dtype, device=device)
-        for row, client in enumerate(part["clients"]):
-            if client in place:
-                models[place[client]] = part["models"][row].to(device)
-    assert models is not None  # at least one process wrote it
+        for name in ("models", "trained") if "trained" in part else ("models",):
+            rows = found.setdefault(name, torch.empty(len(place), sharding.size, dtype=part[name].dtype, device=device))
+            for row, client in enumerate(part["clients"]):
+                if client in place:
+                    rows[place[client]] = part[name][row].to(device)
     return FederationState(
         round=shared["round"],
-        models=models,
+        models=found["models"],
+        own=found.get("trained"),
         records=[RoundRecord(**record) for record in shared["records"]],
         graphs=shared["graphs"],
         layer_graphs=shared["layer_graphs"],
