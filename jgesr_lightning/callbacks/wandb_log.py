@@ -17,6 +17,7 @@ from torch import Tensor
 from jgesr_lightning.callbacks import wandb_media as media
 from jgesr_lightning.callbacks.wandb_mode import resolve_mode
 from jgesr_lightning.records import RoundRecord
+from jgesr_lightning.runtime.files import write_text
 from jgesr_lightning.wandb_names import Labels
 
 if TYPE_CHECKING:
@@ -213,10 +214,7 @@ class WandbLog:
         self.logger = WandbLogger(experiment=started)
         run = self.logger.experiment
         if not sweep:
-            # written in one step: a run killed here has either the whole id or none
-            scratch = id_file.with_suffix(".part")
-            scratch.write_text(f"{run.id}\n")
-            scratch.replace(id_file)
+            write_text(id_file, f"{run.id}\n")  # in one step: a run killed here has either the whole id or none
         sync = sync_command(self.folder, run.id) if mode == "offline" else ""
         if reason:
             logger.warning("W&B logs offline, %s; send it later: %s", reason, sync)
