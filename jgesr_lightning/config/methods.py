@@ -22,6 +22,8 @@ def settings_model(method: str) -> type[Section]:
     types = setting_types(method)
     fields: dict[str, Any] = {}
     for key, default in aggregator_settings(method).items():
+        if key == "name" or key.startswith(("_", "model_")):
+            raise ValueError(f"aggregator.name is {method!r}; its setting {key} must be called otherwise")
         if not isinstance(default, (str, int, float, tuple, list, type(None))) and default is not REQUIRED:
             raise ValueError(f"aggregator.name is {method!r}; the default of its setting {key} cannot stand in a file")
         fields[key] = (types[key], ... if default is REQUIRED else default)
@@ -66,7 +68,7 @@ def checked_settings(method: str, settings: dict[str, Any]) -> dict[str, Any]:
         return values
     try:
         build_aggregator(method, **values)
-    except Exception as error:  # whatever somebody's constructor raises
+    except (Exception, SystemExit) as error:  # whatever somebody's constructor raises
         message = str(error) or type(error).__name__
         first = message.split(" ")[0]
         prefix = "" if first.startswith("aggregator.") else "aggregator." if first in values else "aggregator: "

@@ -32,6 +32,9 @@ def make(rate: float = 0.5):
 
 def wrong(): return 3
 def odd(thing=object()): return Mine()
+def named(name="x"): return Mine()
+def hidden(_x=1): return Mine()
+def ending(): raise SystemExit(3)
 
 class NoMethod: pass
 """
@@ -83,6 +86,9 @@ def test_settings_of_an_outside_class_are_typed_from_its_signature():
         (["aggregator.name=./mine.py:NoMethod"], "no subclass of jgesr_lightning.aggregators.base.Aggregator"),
         (["aggregator.name=./mine.py:wrong"], "which gave a int; it must give an Aggregator"),
         (["aggregator.name=./mine.py:odd"], "the default of its setting thing cannot stand in a file"),
+        (["aggregator.name=./mine.py:named"], "its setting name must be called otherwise"),
+        (["aggregator.name=./mine.py:hidden"], "its setting _x must be called otherwise"),
+        (["aggregator.name=./mine.py:ending"], "aggregator: 3"),
         (["data.name=./mine.py:nothing"], "data.name is "),
         (["model.name=./mine.py:nothing"], "model.name is "),
     ],
