@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -166,10 +167,16 @@ def launched(tmp_path_factory):
             *(*program, "runtime.devices=auto"),
         ],
     }
+    leftovers = {"ours": {"LOCAL_RANK": "0", "MASTER_ADDR": "10.255.255.1"}, "torchrun": {}}  # as containers set them
     ends = {}
     for name, command in commands.items():
         ends[name] = subprocess.run(
-            [*command, f"name={name}"], env=environment, capture_output=True, text=True, timeout=240, check=False
+            [*command, f"name={name}"],
+            env=environment | leftovers[name],
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
         )
     alone = together(1, ["train", config, *overrides, "name=alone"], folder)[0]
     assert alone.wait() == 0
@@ -186,6 +193,32 @@ def test_started_by_ourselves_and_by_torchrun(launched, name):
     assert "distributed_backend" not in ends[name].stdout + ends[name].stderr
     # the settings reached both processes: else their clients would have trained otherwise
     assert (models(runs / name) - models(runs / "alone")).abs().max() <= 1e-10
+
+
+def test_what_containers_set_is_put_aside_with_a_line(launched):
+    _, ends = launched
+    line = "LOCAL_RANK=0, MASTER_ADDR=10.255.255.1: ignored, as no launcher started this process"
+    assert ends["ours"].stderr.splitlines().count(line) == 1
+    assert "ignored" not in ends["torchrun"].stderr
+
+
+def test_an_interrupt_while_others_start_ends_all_at_once(tmp_path):
+    command = [sys.executable, "-m", "jgesr_lightning", "train", str(write_config(tmp_path)), "runtime.devices=2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    first = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    own = Path(f"/proc/{first.pid}/task/{first.pid}/children")
+    end = time.monotonic() + 120
+    while not own.read_text().split():
+        assert first.poll() is None and time.monotonic() < end
+        time.sleep(0.01)
+    (child,) = own.read_text().split()
+    os.kill(first.pid, signal.SIGINT)
+    output, _ = first.communicate(timeout=60)
+    assert (first.returncode, output) == (130, "interrupted\n")
+    end = time.monotonic() + 10
+    while Path(f"/proc/{child}/cmdline").exists() and Path(f"/proc/{child}/cmdline").read_bytes():
+        assert time.monotonic() < end, "the other process runs on"
+        time.sleep(0.05)
 
 
 def test_one_wandb_run_for_all_processes(launched):
