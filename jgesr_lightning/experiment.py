@@ -76,7 +76,7 @@ def run(config: Config) -> Result:
             # the first process has the same error, or is the one that was lost: one line is enough
             return Result("failed", folder, 0)
     with ExitStack() as held:
-        opening = open_folder(config, folder, held)
+        opening = open_folder(config, folder, held, data.digest())
         if launch.launcher != OURSELVES:
             return _run(config, folder, data, start, opening, launch)
         early = _outcome(opening, config, folder)  # before the other processes are started

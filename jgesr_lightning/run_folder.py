@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -43,13 +44,16 @@ def run_folder(config: Config) -> Path:
     return config.folder
 
 
-def open_folder(config: Config, folder: Path, held: ExitStack) -> Opening:
-    """Lock the run's folder for as long as `held` lasts, and make it ready; refusals are returned, not raised."""
+def open_folder(config: Config, folder: Path, held: ExitStack, data_digest: str = "") -> Opening:
+    """Lock the run's folder for as long as `held` lasts, and make it ready; refusals are returned, not raised.
+
+    A run goes on only with the data that it began with, as far as `data_digest` tells ("": anything will do).
+    """
     try:
         if not folder.parent.exists():  # where a refusal should not make it
-            _resumable(config, folder)
+            _resumable(config, folder, data_digest)
         held.enter_context(locked(folder.parent / f".{folder.name}.lock"))
-        resumed = _resumable(config, folder)
+        resumed = _resumable(config, folder, data_digest)
         if resumed is not None:
             for reason in resumed.passed_over:
                 say(f"{reason.split('; ')[0]}: passed over, {resumed.folder} is used")
@@ -63,7 +67,7 @@ def open_folder(config: Config, folder: Path, held: ExitStack) -> Opening:
     return Opening(None if resumed is None else resumed.folder)
 
 
-def _resumable(config: Config, folder: Path) -> checkpoint.Found | None:
+def _resumable(config: Config, folder: Path, data_digest: str) -> checkpoint.Found | None:
     """Return the checkpoint to go on from, or None to start anew."""
     if config.resume is None:
         return None
@@ -80,6 +84,7 @@ def _resumable(config: Config, folder: Path) -> checkpoint.Found | None:
             return None
         raise ConfigError(f"resume is {config.resume!r}, but there is no checkpoint in it")
     _check_same(found.shared["config"], config, found.folder)
+    _check_data(found.folder, data_digest)
     if found.shared["round"] > config.rounds:
         raise ConfigError(f"rounds is {config.rounds}, but {found.folder} has had {found.shared['round']} already")
     return found
@@ -100,12 +105,28 @@ def _check_same(former: dict[str, Any], config: Config, where: Path) -> None:
         )
 
 
+def _check_data(found: Path, digest: str) -> None:
+    """Raise ConfigError where the summary beside the checkpoint `found` tells of other data."""
+    try:
+        former = json.loads((found.parent.parent / "summary.json").read_text(encoding="utf-8"))["data"]["digest"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):  # it does not say
+        return
+    if digest and former != digest:
+        raise ConfigError(
+            f"{found} was written with other data, or data shared out otherwise; put them back, or choose "
+            "another name= and leave out resume"
+        )
+
+
 def _differences(former: dict[str, Any], present: dict[str, Any], prefix: str = "") -> list[str]:
     """Return the keys that differ, with both values, save those that a resumed run may change."""
     lines = []
     for key in sorted(former.keys() | present.keys()):
         old, new = former.get(key), present.get(key)
-        if (not prefix and key in FREE_ON_RESUME and key != "runtime") or f"{prefix}{key}" in ("data.root",):
+        if (not prefix and key in FREE_ON_RESUME and key != "runtime") or f"{prefix}{key}" in (
+            "data.root",
+            "data.verify",
+        ):
             continue
         if not prefix and key == "runtime":
             old, new = ({"precision": dict(section or {}).get("precision")} for section in (old, new))

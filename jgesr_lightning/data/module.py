@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from typing import Any
 
@@ -18,6 +20,8 @@ from jgesr_lightning.data.partitions import make_partition
 from jgesr_lightning.data.planted import Transform, group_of, transforms
 from jgesr_lightning.data.registry import Partition
 from jgesr_lightning.data.sources import load_dataset
+
+HASHED = 64  # samples of each part whose inputs tell data apart
 
 
 class FederatedDataModule(LightningDataModule):
@@ -210,7 +214,26 @@ class FederatedDataModule(LightningDataModule):
             "clients": list(self.client_names),
             "groups": list(self.client_groups),
             "left_out": self.left_out,
+            "digest": self.digest(),
         }
+
+    def digest(self) -> str:
+        """Return a short hash of who holds what: equal for equal data, shared out equally.
+
+        Of the inputs a few samples count, so that it takes no time for large sets.
+        """
+        assert self._raw is not None, "call setup() first"
+        hashed = hashlib.sha256(json.dumps([self.input_shape, self.classes, self.client_groups]).encode())
+        for indices in (*self._train, *self._test):
+            hashed.update(len(indices).to_bytes(8, "little") + np.ascontiguousarray(indices, "<i8").tobytes())
+        for inputs, labels in (
+            (self._raw.train_inputs, self._raw.train_labels),
+            (self._raw.test_inputs, self._raw.test_labels),
+        ):
+            hashed.update(labels.numpy().astype("<i8").tobytes())
+            for k in range(0, len(inputs), max(1, len(inputs) // HASHED)):
+                hashed.update(inputs[k].numpy().tobytes())
+        return hashed.hexdigest()[:16]
 
     def train_tensors(
         self, client: int, device: torch.device | str | None = None, dtype: torch.dtype = torch.float32

@@ -600,3 +600,25 @@ def test_functions_from_a_file_are_data_sets_and_partitions(tmp_path, monkeypatc
     ):
         with pytest.raises(ConfigError, match=message):
             data_module(load_config("run.yaml", settings))
+
+
+def test_a_run_goes_on_with_the_data_that_it_began_with_alone(tmp_path):
+    from jgesr_lightning import experiment
+    from jgesr_lightning.config import ConfigError, load_config
+
+    save(tmp_path / "set.npz", x=X, y=Y)
+    (tmp_path / "moved").mkdir()
+    save(tmp_path / "moved" / "set.npz", x=X, y=Y)
+    settings = ["data.name=tensors", "data.min_samples=2", "data.kappa=100", "clients=3", "model.name=mlp"]
+    settings += ["aggregator.name=fedavg", "runtime.devices=1", "logging.wandb=false", "runtime.accelerator=cpu"]
+    settings += [f"output_dir={tmp_path}", "name=run", "resume=auto", "local.epochs=1", "engine=sequential"]
+
+    def run(rounds, place):
+        return experiment.run(load_config(None, [*settings, f"data.root={tmp_path / place}", f"rounds={rounds}"]))
+
+    assert run(1, "set.npz").status == "finished"
+    assert run(2, "moved").rounds_done == 2
+    save(tmp_path / "moved" / "set.npz", x=X + 1, y=Y)
+    with pytest.raises(ConfigError, match="was written with other data"):
+        run(3, "moved")
+    assert run(3, "set.npz").rounds_done == 3
