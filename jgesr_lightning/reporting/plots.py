@@ -13,8 +13,9 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -31,6 +32,7 @@ from jgesr_lightning.reporting.agg import (
     mpl,
 )
 from jgesr_lightning.reporting.text import figure_text
+from jgesr_lightning.runtime.files import write_atomically
 
 Array = NDArray[np.float64]
 
@@ -257,8 +259,13 @@ def save(figure: Figure, stem: Path) -> list[Path]:
     stem.parent.mkdir(parents=True, exist_ok=True)
     paths = [stem.with_name(f"{stem.name}.{suffix}") for suffix in ("png", "svg")]
     for path in paths:
-        path.write_bytes(render(figure, path.suffix[1:], dpi=200))
+        data = render(figure, path.suffix[1:], dpi=200)
+        write_atomically(path, partial(_put, data))
     return paths
+
+
+def _put(data: bytes, file: IO[bytes]) -> int:
+    return file.write(data)
 
 
 def render(figure: Figure, kind: str, dpi: int = 120) -> bytes:

@@ -13,7 +13,7 @@ from jgesr_lightning.config import ConfigError
 from jgesr_lightning.identity import number_text
 from jgesr_lightning.reporting.collection import Collection, collect
 from jgesr_lightning.reporting.paper import departures, paper_value
-from jgesr_lightning.reporting.runs import Block, Column, Run, blocks
+from jgesr_lightning.reporting.runs import Block, Column, Run, blocks, method_rank
 from jgesr_lightning.reporting.statistics import Difference, Mean, corrected, mean_of, paired
 from jgesr_lightning.reporting.text import shown
 
@@ -260,11 +260,23 @@ def _protocol(block: Block, metric: str) -> list[str]:
     if {"jgesr", "two_step"} & set(block.labels):
         lines.append("jgesr and two_step weigh fidelity as the paper prints it (shares) unless the row says otherwise")
     lines.append(protocol_text(shared))
+    if terms := _client_terms(runs):
+        lines.append(f"added to the clients' loss: {terms}")
     if changed := departures(shared):
         lines.append(f"the paper's numbers are for other settings: here {', '.join(changed)}")
     if block.differs:
         lines.append("this table differs from the others in " + ", ".join(f"{k}={v}" for k, v in block.differs.items()))
     return [shown(line, 2000) for line in lines if line]
+
+
+def _client_terms(runs: Sequence[Run]) -> str:
+    """Return what methods add to their clients' loss, where the summaries say so."""
+    told = {run.label: run.summary.get("client_terms") for run in runs}
+    return "; ".join(
+        f"{label}: {', '.join(map(str, terms))}"
+        for label, terms in sorted(told.items(), key=lambda item: method_rank(item[0]))
+        if isinstance(terms, list) and terms
+    )
 
 
 def protocol_text(shared: Mapping[str, Any]) -> str:

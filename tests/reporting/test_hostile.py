@@ -29,19 +29,19 @@ def change(folder, **values):
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-@pytest.mark.parametrize(
-    "name", [b"caf\xe9", b"a\nb", b"$x^2$", b"a|b<i>", b"\\input{x}%", b"-rf", b"\xe2\x80\xaeevil", b"a b", b"~"]
-)
-def test_any_name_of_a_folder(tmp_path, capsys, name):
-    make_run(tmp_path, "sound", 0.9)
-    make_run(tmp_path, os.fsdecode(name), 0.8, seed=1)
-    make_run(tmp_path, os.fsdecode(b"lost " + name), 0.8, status="failed")
+NAMES = (b"caf\xe9", b"a\nb", b"$x^2$", b"a|b<i>", b"\\input{x}%", b"-rf", b"\xe2\x80\xaeevil", b"a b", b"~")
+
+
+def test_any_name_of_a_folder(tmp_path, capsys):
+    for seed, name in enumerate(NAMES):
+        make_run(tmp_path, os.fsdecode(name), 0.8, seed=seed)
+        make_run(tmp_path, os.fsdecode(b"lost " + name), 0.8, status="failed")
     printed, page = outputs(tmp_path, capsys)
     assert "<i>" not in page
-    assert printed.isascii() or "\u202e" not in printed
+    assert "\u202e" not in printed + page
     (table,), collection = built([tmp_path])
-    assert [entry.value.n for entry in table.entries.values()] == [2]
-    assert len(collection.notes) == 1 and collection.notes[0].isprintable()
+    assert [entry.value.n for entry in table.entries.values()] == [len(NAMES)]
+    assert len(collection.notes) == len(NAMES) and all(note.isprintable() for note in collection.notes)
 
 
 EVIL = "a\n\\input{x} $y$ | <b>&_^~#%{\u202e}"
@@ -67,30 +67,32 @@ def test_any_text_in_labels_and_reasons(tmp_path, capsys):
     assert all(note.isprintable() for note in collection.notes)
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        ("[]", "not a summary"),
-        ("null", "not a summary"),
-        ('{"status": "finished"}', "it has no schema"),
-        ('{"status": "finished", "schema": 1}', "it has no last"),
-        ('{"status": "finished", "schema": 1, "last": {"round": 1}}', "it has no config"),
-        ('{"status": "stopped", "schema": 1}', "stopped after round None of None"),
-        ('{"status": ["a"], "schema": 1, "reason": {}}', "after round"),
-        ("[" * 100_000, "cannot be read"),
-        ('{"status": "finished", "schema": 1, "last": []}', "it has no config"),
-        ('{"status": "finished", "schema": 1, "last": [], "config": {}}', "cannot be read"),
-        ('"' + "\\ud800" * 5 + '"', "not a summary"),
-        ("", "cannot be read"),
-    ],
-)
-def test_a_summary_that_is_none_is_named(tmp_path, capsys, content, reason):
+DAMAGED = [
+    ("[]", "not a summary"),
+    ("null", "not a summary"),
+    ('{"status": "finished"}', "it has no schema"),
+    ('{"status": "finished", "schema": 1}', "it has no last"),
+    ('{"status": "finished", "schema": 1, "last": {"round": 1}}', "it has no config"),
+    ('{"status": "stopped", "schema": 1}', "stopped after round None of None"),
+    ('{"status": ["a"], "schema": 1, "reason": {}}', "after round"),
+    ("[" * 100_000, "cannot be read"),
+    ('{"status": "finished", "schema": 1, "last": []}', "it has no config"),
+    ('{"status": "finished", "schema": 1, "last": [], "config": {}}', "cannot be read"),
+    ('"' + "\\ud800" * 5 + '"', "not a summary"),
+    ("", "cannot be read"),
+]
+
+
+def test_summaries_that_are_none_are_named(tmp_path, capsys):
     make_run(tmp_path, "sound", 0.9)
-    (make_run(tmp_path, "harmed", 0.8, seed=1) / "summary.json").write_text(content)
+    for place, (content, _) in enumerate(DAMAGED):
+        (make_run(tmp_path, f"harmed{place:02}", 0.8, seed=1) / "summary.json").write_text(content)
     printed, page = outputs(tmp_path, capsys)
-    (note,) = collect([tmp_path]).notes
-    assert note.startswith("harmed: ") and reason in note and len(note) < 400 and note.isprintable()
-    assert "harmed: " in page and note in printed
+    notes = collect([tmp_path]).notes
+    assert len(notes) == len(DAMAGED)
+    for place, (note, (_, reason)) in enumerate(zip(notes, DAMAGED, strict=True)):
+        assert note.startswith(f"harmed{place:02}: ") and reason in note and len(note) < 400 and note.isprintable()
+        assert f"harmed{place:02}: " in page and note in printed
 
 
 def test_settings_that_differ_by_rounding_are_one_row_and_one_column(tmp_path, capsys):

@@ -379,3 +379,12 @@ def test_tables_do_not_wait_for_torch(tmp_path):
     lines = "import sys; from jgesr_lightning.cli import main; main(sys.argv[1:]); assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", lines, "table", str(tmp_path)], capture_output=True, text=True)
     assert done.returncode == 0 and "| jgesr |" in done.stdout, done.stderr
+
+
+def test_what_methods_add_to_the_clients_loss_is_said(tmp_path):
+    study(tmp_path)
+    change(tmp_path / "jgesr_0", client_terms=["Proximal(mu=1)"])
+    for seed in (1, 2):
+        change(tmp_path / f"jgesr_{seed}", client_terms=["Proximal(mu=1)"])
+    (table,), _ = built([tmp_path])
+    assert "added to the clients' loss: jgesr: Proximal(mu=1)" in table.protocol
