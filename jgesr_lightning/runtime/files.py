@@ -125,7 +125,7 @@ def locked(path: Path) -> Iterator[int | None]:
         raise InUseError(_holder(path)) from None
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise OSError(errno.ELOOP, "is a symbolic link, which a lock must not be; remove it", str(path)) from None
+            raise OSError(f"{path} is a symbolic link, which a lock must not be; remove it") from None
         if error.errno not in WITHOUT_LOCKS:
             raise
         logger.warning("%s cannot be locked (%s): make sure that no other run uses the same folder", path, error)

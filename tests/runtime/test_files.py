@@ -69,7 +69,8 @@ import subprocess, sys
 from pathlib import Path
 from jgesr_lightning.runtime.files import locked
 with locked(Path({str(tmp_path / "lock")!r})) as descriptor:
-    child = subprocess.Popen(["sleep", "60"], pass_fds=(descriptor,), stdout=subprocess.DEVNULL)
+    quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)  # nor may it keep a pipe of ours open
+    child = subprocess.Popen(["sleep", "60"], pass_fds=(descriptor,), **quiet)
     print(child.pid, flush=True)
     import os, signal
     os.kill(os.getpid(), signal.SIGKILL)
