@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from jgesr_lightning.graph.passes import column_means
+from jgesr_lightning.graph.gram import column_means
 from jgesr_lightning.regularisers import Proximal, Regulariser
 
 logger = logging.getLogger(__name__)

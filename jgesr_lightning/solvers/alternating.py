@@ -10,8 +10,19 @@ import numpy as np
 from jgesr_lightning.graph.arrays import all_of, blind, host, of, write_rows
 from jgesr_lightning.graph.gram import distances_from_gram
 from jgesr_lightning.solvers.models import Models
-from jgesr_lightning.solvers.solution import CARE, CONVERGED, MAX_ITER, RUNNING, Solution
-from jgesr_lightning.solvers.state import State, begun, chosen, resumed, solutions, stopped_where_stationary
+from jgesr_lightning.solvers.state import (
+    CARE,
+    CONVERGED,
+    MAX_ITER,
+    RUNNING,
+    Solution,
+    State,
+    begun,
+    chosen,
+    resumed,
+    solutions,
+    stopped_where_stationary,
+)
 
 _LOOK = 4  # steps from one look at an accelerator's numbers to the next
 

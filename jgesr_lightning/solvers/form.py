@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
 from jgesr_lightning.graph.arrays import Array
@@ -21,8 +20,7 @@ class Sums(NamedTuple):
         squares: ``||M_i * (Psi+ - T_i)||_{Z_i}^2`` of each of the problem's pulls, (I, B).
         step: ||Psi+ - Psi||_F^2, (1, B).
         gram: Gram matrices of Psi+ less a row that all share, (N, K, K).
-        step_squares: ``||M_i * (Psi+ - Psi)||_{Z_i}^2``, (I, B), where details were asked for.
-        step_gram: of Psi+ - Psi, (N, K, K), where details were asked for.
+        step_squares, step_gram: both of Psi+ - Psi, where details were asked for.
     """
 
     squares: Array
@@ -33,18 +31,13 @@ class Sums(NamedTuple):
 
 
 class Form(Protocol):
-    """Some of the columns of the models Psi during a solve: the current iterate, the one before, and a proposed one."""
+    """Some of the columns of the models Psi, (B, K, d): the current iterate, the one before, and a proposed one."""
 
     reduced: bool
     """Whether the sums are over all processes' columns already."""
 
     def begin(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Go to Psi_0.
-
-        Returns:
-            Gram matrices of ``[Psi_0 - 1 r'; r]``, (N, K + 1, K + 1); ``||M_i * (Psi_0 - T_i)||_{Z_i}^2``, (I, B); the
-            squared norms of what arrived, (1, B).
-        """
+        """Go to Psi_0. Return the Gram matrices of ``[Psi_0 - 1 r'; r]``, `Sums.squares` and ||Xr||_F^2, (1, B)."""
 
     def propose(self, S: Array, step: Array, momentum: Array | None, *, details: bool) -> Sums:
         """Compute Psi+ = Y - step (sum_i Z_i M_i * (Y - T_i) + S Y) at Y = Psi + momentum (Psi - Psi_before).
@@ -59,18 +52,7 @@ class Form(Protocol):
         """Make the proposed iterate the current one: of all problems, or of those of `which`, (B,) bool."""
 
     def gradient(self, S: Array) -> Array:
-        """Return squared norms, (2 + I, B): ``sum_i Z_i M_i * (Psi - T_i) + S Psi``, of S Psi, and of each pull's."""
+        """Return squared norms, (2 + I, B): of ``sum_i Z_i M_i * (Psi - T_i) + S Psi``, of S Psi, and of each pull."""
 
     def models(self, out: Tensor | None) -> Tensor:
-        """Write the columns of Psi to their places in `out`, (B, K, d), and return it; the last call.
-
-        Without `out`, a form that has all columns returns what it holds.
-        """
-
-
-def widened(tensor: Tensor) -> Tensor:
-    """Return the columns in the type they are computed in: on a CPU their own, elsewhere float64.
-
-    There the products of float32 may be rounded to ten bits (TF32).
-    """
-    return tensor if tensor.device.type == "cpu" else tensor.to(torch.float64)
+        """Return all columns of Psi, or write these to their places in `out`, and return that; the last call."""

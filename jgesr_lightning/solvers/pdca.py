@@ -34,8 +34,13 @@ from jgesr_lightning.graph.gram import distances_from_gram
 from jgesr_lightning.graph.prox import Prox
 from jgesr_lightning.solvers.form import Sums
 from jgesr_lightning.solvers.models import Models
-from jgesr_lightning.solvers.solution import CARE, CONVERGED, DIVERGED, MAX_ITER, RUNNING, Solution
 from jgesr_lightning.solvers.state import (
+    CARE,
+    CONVERGED,
+    DIVERGED,
+    MAX_ITER,
+    RUNNING,
+    Solution,
     State,
     begun,
     chosen,

@@ -3,13 +3,8 @@
 import pytest
 import torch
 
-from jgesr_lightning.graph import (
-    filter_signals,
-    from_upper_triangle,
-    gradient_signals,
-    laplacian,
-    normalized_adjacency,
-)
+from jgesr_lightning.graph import filter_signals, gradient_signals, laplacian
+from tests.graph.algebra import from_upper_triangle, normalized_adjacency
 
 
 def instance(nodes: int = 6, size: int = 40) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

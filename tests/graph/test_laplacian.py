@@ -3,16 +3,8 @@
 import pytest
 import torch
 
-from jgesr_lightning.graph import (
-    degrees,
-    degrees_adjoint,
-    distances_from_gram,
-    from_upper_triangle,
-    gram,
-    laplacian,
-    normalized_adjacency,
-    upper_triangle,
-)
+from jgesr_lightning.graph import degrees, distances_from_gram, gram, laplacian, upper_triangle
+from tests.graph.algebra import degrees_adjoint, from_upper_triangle, normalized_adjacency
 
 
 def random_graph(*shape: int) -> torch.Tensor:

@@ -6,18 +6,17 @@ import pytest
 import torch
 
 from jgesr_lightning.graph import (
-    difference_of_convex,
     filter_signals,
-    from_upper_triangle,
     gradient_graph,
     gradient_signals,
     objective,
     objective_terms,
     pairwise_sq_distances,
     prox_log_degree,
-    smoothness,
     upper_triangle,
 )
+from tests.graph.algebra import from_upper_triangle
+from tests.graph.split import difference_of_convex, smoothness
 
 CONSTANTS = {"alpha": 0.3, "beta": 0.7, "gamma": 1.3, "mu": 0.9}
 
