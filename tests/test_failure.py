@@ -48,7 +48,7 @@ def test_an_unforeseen_error_is_one_line_a_failed_summary_and_says_where(fault, 
     error, expected = FAULTS[fault]
     fail_in_round(monkeypatch, 2, error)
     codes = []
-    monkeypatch.setattr(WandbLog, "close", lambda self, exit_code: codes.append(exit_code))
+    monkeypatch.setattr(WandbLog, "close", lambda self, exit_code, **_: codes.append(exit_code))
     run = config.parent / "runs" / "tiny"
     assert cli.main(["train", str(config)]) == 1
     last = capsys.readouterr().err.splitlines()[-1]
