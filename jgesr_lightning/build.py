@@ -13,7 +13,7 @@ from lightning.fabric import Fabric
 from torch import Tensor, nn
 
 from jgesr_lightning import __version__
-from jgesr_lightning.aggregators import build_aggregator
+from jgesr_lightning.aggregators import Aggregator, build_aggregator
 from jgesr_lightning.callbacks.checkpoint import Checkpoint
 from jgesr_lightning.callbacks.files import ResultFiles, partition_table
 from jgesr_lightning.callbacks.orchestrator import RoundOrchestrator
@@ -172,16 +172,7 @@ def round_plan(
     owners = assign([config.local.epochs * size for size in sizes], fabric.world_size)
     sharding = Sharding(owners, begin.layout.size, fabric.global_rank, fabric.device)
     aggregator = build_aggregator(config.aggregator.name, **config.aggregator.settings).to(fabric.device)
-    client = ClientModule(
-        begin.net,
-        lr=config.local.lr,
-        momentum=config.local.momentum,
-        terms=aggregator.client_terms(config.local.proximal_mu),
-        optimizer=config.local.optimizer,
-        weight_decay=config.local.weight_decay,
-        clip_norm=config.local.clip_norm,
-        schedule=Schedule(config.local.schedule, config.local.schedule_rounds, config.local.schedule_factor),
-    )
+    client = client_module(config, begin.net, aggregator)
     device, dtype = fabric.device, begin.initial.dtype
     own = [
         ClientData(*data.train_tensors(k, device, dtype), *data.test_tensors(k, device, dtype))
@@ -219,6 +210,21 @@ def round_plan(
         stop=stop,
     )
     return plan, reason
+
+
+def client_module(config: Config, net: nn.Module, aggregator: Aggregator) -> ClientModule:
+    """Return the local training problem of a client, as the configuration and the method have it."""
+    local = config.local
+    return ClientModule(
+        net,
+        lr=local.lr,
+        momentum=local.momentum,
+        terms=aggregator.client_terms(local.proximal_mu),
+        optimizer=local.optimizer,
+        weight_decay=local.weight_decay,
+        clip_norm=local.clip_norm,
+        schedule=Schedule(local.schedule, local.schedule_rounds, local.schedule_factor),
+    )
 
 
 def make_deterministic() -> None:

@@ -245,6 +245,34 @@ def study(arguments: Sequence[str]) -> int:
     return command.main(arguments, run=main)
 
 
+def export(arguments: Sequence[str]) -> int:
+    """Take a run's models away."""
+    from jgesr_lightning.trained import export
+
+    return export.main(arguments)
+
+
+def predict(arguments: Sequence[str]) -> int:
+    """Classify samples by a client's model."""
+    from jgesr_lightning.trained import scoring
+
+    return scoring.predict_main(arguments)
+
+
+def evaluate(arguments: Sequence[str]) -> int:
+    """Score every client's model."""
+    from jgesr_lightning.trained import scoring
+
+    return scoring.evaluate_main(arguments)
+
+
+def attach(arguments: Sequence[str]) -> int:
+    """Let a new client join a run."""
+    from jgesr_lightning.trained import attach
+
+    return attach.main(arguments)
+
+
 def configuration(arguments: Sequence[str]) -> Config:
     """Return the configuration of one file and ``key=value`` arguments, in any order."""
     files = [argument for argument in arguments if is_file(argument)]
@@ -289,6 +317,10 @@ COMMANDS = {
     "table": Command(table, "tables from the runs in folders"),
     "figures": Command(figures, "figures from the runs in folders"),
     "report": Command(report, "one HTML page with both"),
+    "export": Command(export, "a run's models as safetensors files, with a card"),
+    "predict": Command(predict, "classes of new samples, by a client's model"),
+    "evaluate": Command(evaluate, "accuracy of every client's model, on new data or its own"),
+    "attach": Command(attach, "a new client: trained, joined to the learned graph, scored"),
     "study": Command(study, "run what is left of a study (table1_small, or a file)"),
 }
 """Every command, in the order in which help lists them; a new one is a line here and a function above."""

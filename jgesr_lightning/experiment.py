@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from jgesr_lightning import build
 from jgesr_lightning.closing import closing_lines
@@ -22,7 +28,11 @@ from jgesr_lightning.runtime.launch import Launch, build_fabric, first_process, 
 from jgesr_lightning.runtime.launch import plan as plan_launch
 from jgesr_lightning.runtime.sharding import PeerLostError, talking
 from jgesr_lightning.runtime.signals import StopRequest
+from jgesr_lightning.trained import Trained, open_trained
 from jgesr_lightning.training import precision_remark
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 @dataclass(frozen=True)
@@ -40,6 +50,36 @@ class Result:
     folder: Path
     rounds_done: int
     reason: str = ""
+
+    @property
+    def metrics(self) -> DataFrame:
+        """One row a round, one column a metric, as in metrics.csv."""
+        return self._table("metrics.csv")
+
+    @property
+    def clients(self) -> DataFrame:
+        """One row a client and round, as in clients.csv."""
+        return self._table("clients.csv")
+
+    @property
+    def graph(self) -> Tensor:
+        """(K, K) float64: the graph, or the mixing matrix, of the last round."""
+        with np.load(self.folder / "graphs.npz") as graphs:
+            last = max(name for name in graphs.files if re.fullmatch(r"round_\d+", name))
+            return torch.from_numpy(graphs[last])
+
+    @property
+    def models(self) -> Trained:
+        """The clients' models; ``models.client(3)`` is a network ready for data as they come."""
+        return open_trained(self.folder)
+
+    def _table(self, name: str) -> DataFrame:
+        import pandas as pd  # slow to import, and not needed by a run
+
+        path = self.folder / name
+        if not path.is_file():
+            raise ConfigError(f"there is no {path}; logging.csv=true writes it")
+        return pd.read_csv(path)
 
 
 def run(config: Config) -> Result:

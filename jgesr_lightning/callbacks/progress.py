@@ -1,4 +1,4 @@
-"""How far the run is and how long it will take: a bar on a terminal, plain lines elsewhere."""
+"""How far the run is and how long it will take: a bar on a terminal and in a notebook, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ class Progress:
     def __init__(self) -> None:
         self.active = False
         self.bar: Any = None
+        self._notebook = False
         self._work: list[float] = []
         self._start = 0.0
         self._first = 0
@@ -37,7 +38,8 @@ class Progress:
         self.active = plan.fabric.is_global_zero
         self._work = plan.weights.tolist()
         self._start, self._first, self._rounds = 0.0, state.round, plan.rounds
-        if self.active and sys.stderr is not None and sys.stderr.isatty():
+        self._notebook = "ipykernel" in sys.modules
+        if self.active and sys.stderr is not None and (self._notebook or sys.stderr.isatty()):
             own = sum(self._work[client] for client in plan.sharding.clients)
             left = (plan.rounds - state.round) * plan.participation * own
             shape = "{desc} {percentage:3.0f}%|{bar}| {elapsed} elapsed, {remaining} left{postfix}"
@@ -87,7 +89,10 @@ class Progress:
     def _print(self, line: str) -> None:
         if self.bar is not None:
             with contextlib.suppress(OSError):
-                self.bar.write(line, file=sys.stderr)
+                if self._notebook:  # a line a round would fill the page
+                    self.bar.set_postfix_str(line.partition("  ")[2])
+                else:
+                    self.bar.write(line, file=sys.stderr)
         else:
             say(line)
 

@@ -7,6 +7,7 @@ checked before any work starts, and a wrong one is a `ConfigError` of one line.
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,14 +34,14 @@ Layer = dict[str, Setting]
 
 
 def load_config(
-    path: str | Path | None, overrides: Iterable[str] = (), settings: Mapping[str, Setting] | None = None
+    path: str | Path | None, overrides: str | Iterable[str] = (), settings: Mapping[str, Setting] | None = None
 ) -> Config:
     """Return the checked configuration of a YAML file under overrides.
 
     Args:
         path: a YAML file, or the bare name of one in ``configs/`` (``mnist_s01``); None: the defaults alone.
-        overrides: ``key=value`` or ``--key=value`` in any order; the last of two for one key wins. Those of the key
-            ``_wandb``, which W&B's agents may add, are passed over.
+        overrides: ``key=value`` or ``--key=value`` in any order, as several texts or as one, parted by blanks; the last
+            of two for one key wins. Those of the key ``_wandb``, which W&B's agents may add, are passed over.
         settings: of another file (a study), one layer with the overrides, which win.
 
     Raises:
@@ -48,7 +49,7 @@ def load_config(
     """
     try:
         layer = {_known(key, setting.where): setting for key, setting in (settings or {}).items()}
-        layer |= parse_overrides(overrides)
+        layer |= parse_overrides(shlex.split(overrides) if isinstance(overrides, str) else overrides)
         if path is None:
             return _merge([], layer, "run")
         path = find_config(path)

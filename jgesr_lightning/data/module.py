@@ -212,6 +212,8 @@ class FederatedDataModule(LightningDataModule):
             "normalisation": self.normalisation,
             "partition": self.partition_name,
             "clients": list(self.client_names),
+            "sizes": self.sizes.tolist(),
+            "test_sizes": self.test_sizes.tolist(),
             "groups": list(self.client_groups),
             "left_out": self.left_out,
             "digest": self.digest(),

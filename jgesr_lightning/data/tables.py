@@ -16,14 +16,14 @@ from jgesr_lightning.data.dataset import DataError
 from jgesr_lightning.data.samples import LabelArray
 
 
-def read_table(path: Path, label: str) -> tuple[tuple[str, ...], Tensor, LabelArray]:
+def read_table(path: Path, label: str | None) -> tuple[tuple[str, ...], Tensor, LabelArray]:
     """Return the names of the features, the features (n, features) float32, and the labels of a table.
 
     Labels are whole numbers where all of them are, else texts.
 
     Args:
         path: file of values separated by commas; its first line names the columns.
-        label: name of the column of labels; all others are features.
+        label: name of the column of labels; all others are features. None: all are, and labels are zero.
 
     Raises:
         DataError: the file cannot be read, lacks that column, or a value is missing or no finite number.
@@ -34,7 +34,7 @@ def read_table(path: Path, label: str) -> tuple[tuple[str, ...], Tensor, LabelAr
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, strict=True)
             columns = [name.strip() for name in next(reader, [])]
-            place = _label_place(path, columns, label)
+            place = -1 if label is None else _label_place(path, columns, label)
             for row in reader:
                 if not row:
                     continue
@@ -45,7 +45,7 @@ def read_table(path: Path, label: str) -> tuple[tuple[str, ...], Tensor, LabelAr
                 for k, text in enumerate(row):
                     if k != place:
                         values.append(_number(path, reader.line_num, columns[k], text))
-                labels.append(row[place].strip())
+                labels.append("0" if label is None else row[place].strip())
                 if not labels[-1]:
                     raise DataError(
                         f"{path}, line {reader.line_num}: column {label!r} is empty; each sample needs a label"

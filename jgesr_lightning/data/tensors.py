@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,11 @@ SUFFIXES = (".pt", ".npz")
 ENTRIES = ("x", "y", "clients", "classes")
 
 
-def read_entries(path: Path) -> dict[str, Any]:
+def read_entries(path: Path, needed: Sequence[str] = ("x", "y")) -> dict[str, Any]:
     """Return what a .pt or .npz file holds, by name; nothing but plain numbers, texts and containers is unpickled.
 
     Raises:
-        DataError: it is no such file, is damaged, or lacks x or y.
+        DataError: it is no such file, is damaged, or lacks what is needed.
 
     """
     if path.suffix.lower() == ".npz":
@@ -36,12 +37,13 @@ def read_entries(path: Path) -> dict[str, Any]:
             if "weights_only" in reason or "WeightsUnpickler" in reason:
                 reason = "it holds objects other than tensors, numbers, texts and containers, which are not unpickled"
             raise DataError(f"{path} cannot be read as .pt ({reason[:120]})") from error
+    words = " and ".join(needed)
     if not isinstance(content, dict):
-        raise DataError(f"{path} holds a {type(content).__name__}; it must hold a dictionary with x and y")
-    missing = [name for name in ("x", "y") if name not in content]
+        raise DataError(f"{path} holds a {type(content).__name__}; it must hold a dictionary with {words}")
+    missing = [name for name in needed if name not in content]
     if missing:
         found = ", ".join(map(str, content)) or "nothing"
-        raise DataError(f"{path} holds {found[:100]}; it must hold x and y (and lacks {', '.join(missing)})")
+        raise DataError(f"{path} holds {found[:100]}; it must hold {words} (and lacks {', '.join(missing)})")
     return {str(name): value for name, value in content.items()}
 
 

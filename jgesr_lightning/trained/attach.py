@@ -1,0 +1,213 @@
+"""A new client joins a run that is over: trained from the mean of the received models, then joined to the graph."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+from safetensors.torch import save
+from torch import Tensor
+
+from jgesr_lightning import build
+from jgesr_lightning.aggregators import build_aggregator
+from jgesr_lightning.aggregators.learned_graph import LearnedGraph
+from jgesr_lightning.arguments import CommandParser
+from jgesr_lightning.checks import whole
+from jgesr_lightning.config import ConfigError
+from jgesr_lightning.data import split_train_test
+from jgesr_lightning.layout import ParameterLayout
+from jgesr_lightning.paths import user_path
+from jgesr_lightning.runtime import checkpoint
+from jgesr_lightning.runtime.files import say, write_atomically, write_text
+from jgesr_lightning.trained.joining import edge_weights, joined_model
+from jgesr_lightning.trained.samples import Samples, labelled
+from jgesr_lightning.trained.scoring import accuracy
+from jgesr_lightning.trained.source import CARD, ClientModel, Trained, network, open_trained
+from jgesr_lightning.training import ClientData, build_engine
+
+MODEL = "model.safetensors"
+
+
+@dataclass(frozen=True)
+class Attached:
+    """What became of a new client.
+
+    Attributes:
+        accuracies: on its test samples: "before" (the mean of the received models), "trained" (after local training)
+            and, where the method learns a graph, "joined" (smoothed over its new edges).
+        edges: (K,) its weights to the others; (layers, K) where there is a graph a layer; None without a graph.
+        state_dict: of its network: joined, else trained.
+        sizes: number of its training and its test samples.
+    """
+
+    accuracies: dict[str, float]
+    edges: Tensor | None
+    state_dict: dict[str, Tensor]
+    sizes: tuple[int, int]
+
+
+def attach(trained: Trained, samples: Samples, rounds: int = 1) -> Attached:
+    """Train a new client on part of its samples, as the run's clients were, and join it to the run's last graph.
+
+    Args:
+        trained: a run, with its checkpoint.
+        samples: of the new client, with labels; the run's `data.test_share` of them is for testing.
+        rounds: how often it trains its local epochs, each time with its own last model as start and anchor.
+
+    Raises:
+        ConfigError: only an export is at hand, or there are too few samples.
+    """
+    config, found = trained.config, trained.found
+    if config is None or found is None:
+        raise ConfigError(f"{trained.place} is an export; a new client needs the run's own folder")
+    assert samples.labels is not None
+    labels = samples.labels.numpy()
+    try:
+        whole("rounds", rounds, at_least=1)
+        train, test = (
+            torch.from_numpy(part)
+            for part in split_train_test(
+                torch.arange(len(labels)).numpy(), labels, config.data.test_share, config.seed, trained.num_clients
+            )
+        )
+    except ValueError as error:
+        raise ConfigError(error) from None
+    received = checkpoint.rows(found, "models")
+    start = received.to(torch.float64).mean(0).to(received.dtype)
+    net = network(trained.card)
+    layout = ParameterLayout.of(net)
+    model = ClientModel(net, trained.card, trained.num_clients, "trained")
+
+    def score(row: Tensor) -> float:
+        net.load_state_dict(layout.restore(row), strict=False)
+        model.eval()
+        return accuracy(model, samples.inputs[test], samples.labels[test])  # type: ignore[index]
+
+    accuracies = {"before": score(start)}
+    aggregator = build_aggregator(config.aggregator.name, **config.aggregator.settings)
+    fabric = Fabric(accelerator="cpu", devices=1, precision=config.runtime.precision)
+    inputs = (samples.inputs.to(model.mean) - model.mean) / model.std
+    data = ClientData(inputs[train], samples.labels[train], inputs[test], samples.labels[test])
+    try:
+        engine, _ = build_engine(
+            config.engine,
+            fabric,
+            build.client_module(config, net, aggregator),
+            [data],
+            [trained.num_clients],
+            len(trained.card["classes"]),
+            config.local.epochs,
+            config.local.batch_size,
+            config.seed_of("batches"),
+            trained.card["network"]["input_shape"],
+        )
+    except ValueError as error:
+        raise ConfigError(error) from None
+    row = start.clone()
+
+    def take(_: int, made: Tensor) -> None:
+        row.copy_(made)
+
+    for number in range(rounds):
+        sent = row.clone()[None]
+        engine.train(found.shared["round"] + number, [0], sent, take)
+    accuracies["trained"] = score(row)
+    edges = None
+    if isinstance(aggregator, LearnedGraph):
+        row, edges = _joined(trained, aggregator, layout, received, row, len(train))
+        accuracies["joined"] = score(row)
+    state = {**net.state_dict(), **layout.restore(row)}
+    return Attached(accuracies, edges, state, (len(train), len(test)))
+
+
+def _joined(
+    trained: Trained, aggregator: LearnedGraph, layout: ParameterLayout, received: Tensor, row: Tensor, size: int
+) -> tuple[Tensor, Tensor]:
+    """Return the newcomer's smoothed model, and its edges: (K,), or (layers, K)."""
+    assert trained.found is not None
+    shared, problem = trained.found.shared, aggregator.problem
+    last = max(shared["graphs"])
+    layered = last in shared["layer_graphs"]
+    graphs = shared["layer_graphs"][last] if layered else shared["graphs"][last][None]
+    widths = layout.layers if layered else (layout.size,)
+    share = _share(aggregator.fidelity, size, [entry["samples"] for entry in trained.card["clients"]])
+    joined, edges, begin = row.clone(), [], 0
+    for graph, width in zip(graphs, widths, strict=True):
+        columns = slice(begin, begin + width)
+        others, own = received[:, columns].to(torch.float64), row[columns].to(torch.float64)
+        distances = (others - own).square().sum(1)
+        weights = edge_weights(distances, graph.sum(1), problem.alpha, problem.beta, problem.gamma)
+        joined[columns] = joined_model(row[columns], weights, others, problem.alpha, problem.mu, share)
+        edges.append(weights)
+        begin += width
+    return joined, torch.stack(edges) if layered else edges[0]
+
+
+def _share(fidelity: str, size: int, others: Sequence[int]) -> float:
+    """Return the newcomer's entry of Z."""
+    if fidelity == "uniform":
+        return 1.0
+    share = size / (size + sum(others))
+    return share * (len(others) + 1) if fidelity == "scaled" else share
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command `attach`."""
+    parser = CommandParser(
+        "attach",
+        "Let a new client join a run: it trains from the mean of the received models, joins the learned graph by one\n"
+        "more node (the others stay as they are), and its accuracies before and after are reported.",
+        "attach runs/mnist_s01 --data new_client.npz",
+    )
+    parser.add_argument("run", metavar="RUN", help="folder of a run")
+    parser.add_argument(
+        "--data",
+        metavar="PATH",
+        required=True,
+        help="folder of class folders of images, .pt or .npz with x and y, or .csv",
+    )
+    parser.add_argument("--label", default="label", help="name of the column of labels of a .csv file")
+    parser.add_argument("--rounds", type=int, default=1, help="how often it trains its local epochs (default: 1)")
+    parser.add_argument("--out", metavar="FOLDER", help="where its model goes (default: RUN/attached/NAME OF THE DATA)")
+    given = parser.parse_args(list(arguments))
+    trained = open_trained(given.run)
+    path = user_path(given.data)
+    about = trained.card["network"]
+    samples = labelled(path, tuple(about["input_shape"]), tuple(trained.card["classes"]), given.label)
+    result = attach(trained, samples, given.rounds)
+    folder = user_path(given.out) if given.out else trained.place / "attached" / path.stem
+    _write(folder, trained, result, path)
+    say(f"a new client of {result.sizes[0]} training and {result.sizes[1]} test samples; accuracy on the latter:")
+    words = {
+        "before": "before, the mean of the received models",
+        "trained": "after training",
+        "joined": "after joining the graph",
+    }
+    for key, value in result.accuracies.items():
+        say(f"  {words[key]}: {100 * value:.2f} %")
+    if result.edges is None:
+        say(f"  {trained.card['run']['method']} learns no graph to join")
+    say(f"its model: {folder}")
+    return 0
+
+
+def _write(folder: Path, trained: Trained, result: Attached, path: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    content = save({name: tensor.clone() for name, tensor in result.state_dict.items()}, metadata={"format": "pt"})
+    write_atomically(folder / MODEL, lambda file: file.write(content))
+    card: dict[str, Any] = {
+        **trained.card,
+        "clients": [{"client": 0, "name": path.stem, "accuracy": {}, "files": {"trained": {"file": MODEL}}}],
+        "attached": {
+            "data": str(path),
+            "samples": list(result.sizes),
+            "accuracy": result.accuracies,
+            "edges": None if result.edges is None else result.edges.tolist(),
+        },
+    }
+    write_text(folder / CARD, json.dumps(card, indent=1))

@@ -1,0 +1,133 @@
+"""New data for trained models, read from files as the clients' data were."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from jgesr_lightning.config import ConfigError
+from jgesr_lightning.data import DataError
+from jgesr_lightning.data.folders import FORMATS
+from jgesr_lightning.data.images import decode_image
+from jgesr_lightning.data.samples import LabelArray, inputs_of, labels_of
+from jgesr_lightning.data.tables import read_table
+from jgesr_lightning.data.tensors import read_entries
+
+TENSORS = (".pt", ".npz")
+TABLE = ".csv"
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Samples of one file or folder.
+
+    Attributes:
+        inputs: (n, *input_shape), bytes of images or float32.
+        labels: (n,) int64 places among the classes, or None where none were asked for.
+        names: one a sample, for messages and tables.
+    """
+
+    inputs: Tensor
+    labels: Tensor | None
+    names: tuple[str, ...]
+
+
+def unlabelled(path: Path, shape: tuple[int, ...]) -> Samples:
+    """Read an image, a .pt or .npz file with x, or a .csv file of features.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds samples of another shape.
+    """
+    try:
+        suffix = path.suffix.lower()
+        if suffix in FORMATS:
+            return Samples(_image(path, shape), None, (str(path),))
+        if suffix in TENSORS:
+            return _named(path, _fitting(path, inputs_of(path, read_entries(path, ["x"])["x"]), shape), None)
+        if suffix == TABLE:
+            return _named(path, _fitting(path, read_table(path, None)[1], shape), None)
+    except DataError as error:
+        raise ConfigError(error) from None
+    raise ConfigError(f"{path} is none of {', '.join([*FORMATS, *TENSORS, TABLE])}")
+
+
+def labelled(path: Path, shape: tuple[int, ...], classes: tuple[str, ...], label: str) -> Samples:
+    """Read samples with their classes: a folder of one folder a class, a .pt or .npz file with x and y, or a table.
+
+    Classes are told by their names, in files of tensors by their numbers, too.
+
+    Raises:
+        ConfigError: something cannot be read, has another shape, or a class that the run does not know.
+    """
+    try:
+        if path.is_dir():
+            return _folder(path, shape, classes)
+        suffix = path.suffix.lower()
+        if suffix in TENSORS:
+            entries = read_entries(path)
+            inputs = _fitting(path, inputs_of(path, entries["x"]), shape)
+            found: LabelArray = labels_of(path, entries["y"], len(inputs))
+        elif suffix == TABLE:
+            _, features, found = read_table(path, label)
+            inputs = _fitting(path, features, shape)
+        else:
+            raise ConfigError(f"{path} is neither a folder of classes nor one of {', '.join([*TENSORS, TABLE])}")
+        return _named(path, inputs, _places(path, found, classes))
+    except DataError as error:
+        raise ConfigError(error) from None
+
+
+def _named(path: Path, inputs: Tensor, labels: Tensor | None) -> Samples:
+    return Samples(inputs, labels, tuple(f"{path}:{row}" for row in range(len(inputs))))
+
+
+def _places(path: Path, labels: LabelArray, classes: tuple[str, ...]) -> Tensor:
+    """Return labels, names or numbers, as places among the classes."""
+    names = {name: place for place, name in enumerate(classes)}
+    if labels.dtype.kind == "U" or all(str(value) in names for value in np.unique(labels).tolist()):
+        unknown = sorted({str(value) for value in labels.tolist()} - names.keys())
+        if unknown:
+            raise ConfigError(f"{path}: class {unknown[0]!r} is none of the run's: {', '.join(classes)[:200]}")
+        return torch.tensor([names[str(value)] for value in labels.tolist()])
+    if int(labels.max()) >= len(classes):
+        raise ConfigError(f"{path}: label {int(labels.max())} is not one of the run's 0 to {len(classes) - 1}")
+    return torch.from_numpy(labels)
+
+
+def _folder(path: Path, shape: tuple[int, ...], classes: tuple[str, ...]) -> Samples:
+    inputs, labels, names = [], [], []
+    folders = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    for folder in folders:
+        if folder.name not in classes:
+            raise ConfigError(f"{folder}: class {folder.name!r} is none of the run's: {', '.join(classes)[:200]}")
+        for file in sorted(folder.iterdir()):
+            if file.suffix.lower() in FORMATS and not file.name.startswith("."):
+                inputs.append(_image(file, shape))
+                labels.append(classes.index(folder.name))
+                names.append(str(file))
+    if not inputs:
+        raise ConfigError(f"{path} holds no images at <class>/*{{{','.join(FORMATS)}}}")
+    return Samples(torch.cat(inputs), torch.tensor(labels), tuple(names))
+
+
+def _image(path: Path, shape: tuple[int, ...]) -> Tensor:
+    if len(shape) != 3 or shape[0] not in (1, 3):
+        raise ConfigError(f"{path} is an image; this network takes samples of shape {shape}: give a file with x")
+    channels, height, width = shape
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror})") from None
+    kinds = (FORMATS[path.suffix.lower()],)
+    pixels = decode_image(str(path), content, "L" if channels == 1 else "RGB", (width, height), kinds)
+    return torch.from_numpy(pixels.copy()).view(1, height, width, channels).movedim(-1, 1)
+
+
+def _fitting(path: Path, inputs: Tensor, shape: tuple[int, ...]) -> Tensor:
+    if tuple(inputs.shape[1:]) != shape:
+        raise ConfigError(f"{path} holds samples of shape {tuple(inputs.shape[1:])}; the network takes {shape}")
+    return inputs

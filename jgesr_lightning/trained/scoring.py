@@ -1,0 +1,110 @@
+"""Apply trained models to new data: `predict` classifies samples, `evaluate` scores every client's model."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from jgesr_lightning.arguments import CommandParser
+from jgesr_lightning.config import ConfigError
+from jgesr_lightning.paths import user_path
+from jgesr_lightning.trained.samples import labelled, unlabelled
+from jgesr_lightning.trained.source import ClientModel, Trained, open_trained
+
+BATCH = 512
+
+
+@torch.inference_mode()
+def scores(model: ClientModel, inputs: Tensor) -> Tensor:
+    """Return class scores (n, classes) of samples (n, *input_shape) as they come."""
+    return torch.cat([model(part) for part in inputs.split(BATCH)])
+
+
+def accuracy(model: ClientModel, inputs: Tensor, labels: Tensor) -> float:
+    """Return the share of samples (n, *input_shape) whose highest score is that of their label (n,)."""
+    return float((scores(model, inputs).argmax(1) == labels).double().mean())
+
+
+def own_accuracies(trained: Trained, kind: str) -> list[float]:
+    """Return each client's accuracy on its own local test samples, recomputed from weights and data.
+
+    Raises:
+        ConfigError: only an export is at hand, which does not know the clients' data; or the data are not there.
+    """
+    from jgesr_lightning import build
+
+    if trained.config is None:
+        raise ConfigError(f"{trained.place} is an export; name the run's own folder, or give --data")
+    data = build.data_module(trained.config)
+    results = []
+    for k in range(trained.num_clients):
+        model = trained.client(k, kind)
+        inputs, labels = data.test_tensors(k, dtype=model.dtype)
+        with torch.inference_mode():
+            hits = [model.net(x).argmax(1) == y for x, y in zip(inputs.split(BATCH), labels.split(BATCH), strict=True)]
+        results.append(float(torch.cat(hits).double().mean()))
+    return results
+
+
+def predict_main(arguments: Sequence[str]) -> int:
+    """Run the command `predict`."""
+    parser = CommandParser(
+        "predict",
+        "Classify samples by a client's model; prints a table: sample, class, probability.",
+        "predict runs/mnist_s01 --client 3 digit.png",
+    )
+    parser.add_argument("run", metavar="RUN", help="folder of a run, or of an export")
+    parser.add_argument("files", metavar="FILE", nargs="+", help="images, .pt or .npz with x, or .csv of features")
+    parser.add_argument("--client", type=int, required=True, help="whose model: 0 to K - 1")
+    parser.add_argument("--what", help="received or trained (default: trained, if it was kept)")
+    given = parser.parse_args(list(arguments))
+    model = open_trained(given.run).client(given.client, given.what)
+    read = [unlabelled(user_path(file), model.input_shape) for file in given.files]
+    out = csv.writer(sys.stdout, lineterminator="\n")
+    out.writerow(["sample", "class", "probability"])
+    for samples in read:
+        best = scores(model, samples.inputs).double().softmax(1).max(1)
+        for name, value, place in zip(samples.names, best.values.tolist(), best.indices.tolist(), strict=True):
+            out.writerow([name, model.classes[place], f"{value:.4f}"])
+    return 0
+
+
+def evaluate_main(arguments: Sequence[str]) -> int:
+    """Run the command `evaluate`."""
+    parser = CommandParser(
+        "evaluate",
+        "Score every client's model, on new data or on the client's own test samples; prints a table.",
+        "evaluate runs/mnist_s01 --data new/",
+    )
+    parser.add_argument("run", metavar="RUN", help="folder of a run, or of an export")
+    parser.add_argument(
+        "--data",
+        metavar="PATH",
+        help="folder of class folders of images, .pt or .npz with x and y, or .csv (default: each client's own tests)",
+    )
+    parser.add_argument("--label", default="label", help="name of the column of labels of a .csv file")
+    parser.add_argument("--what", help="received or trained (default: trained, if it was kept)")
+    given = parser.parse_args(list(arguments))
+    trained = open_trained(given.run)
+    kind = trained.best_kind(given.what)
+    if given.data is None:
+        results = own_accuracies(trained, kind)
+    else:
+        about = trained.card["network"]
+        samples = labelled(
+            user_path(given.data), tuple(about["input_shape"]), tuple(trained.card["classes"]), given.label
+        )
+        assert samples.labels is not None
+        results = [
+            accuracy(trained.client(k, kind), samples.inputs, samples.labels) for k in range(trained.num_clients)
+        ]
+    out = csv.writer(sys.stdout, lineterminator="\n")
+    out.writerow(["client", f"accuracy/{kind}"])
+    for k, value in enumerate(results):
+        out.writerow([k, f"{value:.6f}"])
+    out.writerow(["mean", f"{sum(results) / len(results):.6f}"])
+    return 0

@@ -1,0 +1,305 @@
+"""Where trained models lie: in the checkpoint of a run's folder, or in a folder that `export` wrote."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from jgesr_lightning.checks import one_of, whole
+from jgesr_lightning.config import Config, ConfigError, from_dict
+from jgesr_lightning.layout import ParameterLayout
+from jgesr_lightning.models import build_model, shape_arguments
+from jgesr_lightning.paths import user_path
+from jgesr_lightning.runtime import checkpoint
+from jgesr_lightning.summary import DamagedSummaryError, read_summary
+
+CARD = "card.json"
+SCHEMA = 1
+KINDS = ("received", "trained")
+"""What the server sent after the last round, and what the clients had made of the round before's, before the uplink."""
+
+ROWS = {"received": "models", "trained": "trained"}  # what a checkpoint calls them
+DATA = {"normalisation", "input_shape", "classes", "sizes", "test_sizes"}  # what a summary has to say of the data
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+class ClientModel(nn.Module):
+    """A client's network, ready for data as they come: it normalises them as they were in training.
+
+    Args:
+        net: the network, weights loaded.
+        card: see `Trained.card`.
+        client: whose it is.
+        kind: "received" or "trained".
+
+    Attributes:
+        classes: name of each class, in the order of the scores.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, net: nn.Module, card: dict[str, Any], client: int, kind: str) -> None:
+        super().__init__()
+        self.net, self.client, self.kind = net, client, kind
+        self.classes: tuple[str, ...] = tuple(card["classes"])
+        self.input_shape: tuple[int, ...] = tuple(card["network"]["input_shape"])
+        self.dtype = DTYPES[card["network"]["dtype"]]
+        numbers = card["normalisation"]
+        lead = (-1, *[1] * (len(self.input_shape) - 1))
+        # as in training, where the scale is taken into mean and deviation: inputs are the same to the last bit
+        for name in ("mean", "std"):
+            number = float(numbers["scale"]) * torch.tensor(numbers[name], dtype=torch.float64)
+            self.register_buffer(name, number.to(self.dtype).view(lead), persistent=False)
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return class scores (B, classes) of samples as they come: bytes of images (B, C, H, W), or features (B, n).
+
+        Raises:
+            ValueError: samples of another shape.
+        """
+        if tuple(x.shape[1:]) != self.input_shape:
+            raise ValueError(f"samples have shape {tuple(x.shape[1:])}; this network takes {self.input_shape}")
+        scores: Tensor = self.net((x.to(self.mean) - self.mean) / self.std)
+        return scores
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The models of a run.
+
+    Attributes:
+        place: the folder they came from.
+        card: what one needs to know of them, as plain values: `network` (name, input_shape, num_classes, seed, dtype),
+            `normalisation` (x -> (x / scale - mean) / std), `classes`, `clients` (samples and accuracies of each) and
+            `run` (name, method, rounds, ...).
+        kinds: which kinds are there.
+        tensors: (client, kind) -> the state dict of the client's network.
+        config: configuration of the run; None where only an export is at hand.
+        found: its checkpoint; None where only an export is at hand.
+    """
+
+    place: Path
+    card: dict[str, Any]
+    kinds: tuple[str, ...]
+    tensors: Callable[[int, str], dict[str, Tensor]]
+    config: Config | None = None
+    found: checkpoint.Found | None = None
+
+    @property
+    def num_clients(self) -> int:
+        """K."""
+        return len(self.card["clients"])
+
+    def best_kind(self, kind: str | None = None) -> str:
+        """Return `kind`, or where it is None the trained models, which fit their clients' data best, if they were kept.
+
+        Raises:
+            ConfigError: such models were not kept.
+        """
+        if kind is None:
+            return "trained" if "trained" in self.kinds else self.kinds[0]
+        try:
+            one_of("what", kind, KINDS)
+        except ValueError as error:
+            raise ConfigError(error) from None
+        if kind not in self.kinds:
+            raise ConfigError(
+                f"{self.place} holds no {kind} models, only {', '.join(self.kinds)}; "
+                "checkpoint.keep_trained=true keeps them"
+            )
+        return kind
+
+    def client(self, client: int, kind: str | None = None) -> ClientModel:
+        """Return a client's network with its weights, in evaluation mode.
+
+        Raises:
+            ConfigError: no such client or kind, or a network that cannot be built or does not fit the weights.
+        """
+        kind = self.best_kind(kind)
+        try:
+            whole("client", client)
+        except ValueError as error:
+            raise ConfigError(error) from None
+        if client >= self.num_clients:
+            raise ConfigError(f"client is {client}; {self.place} has clients 0 to {self.num_clients - 1}")
+        net = network(self.card)
+        try:
+            net.load_state_dict(self.tensors(client, kind))
+        except RuntimeError as error:
+            reason = str(error).splitlines()[-1].strip()
+            raise ConfigError(f"{self.place}: weights of client {client} do not fit the network: {reason}") from None
+        return ClientModel(net, self.card, client, kind)
+
+
+def network(card: dict[str, Any]) -> nn.Module:
+    """Build the network that a card describes, with its initial weights.
+
+    Raises:
+        ConfigError: it cannot be built.
+    """
+    about = card["network"]
+    try:
+        net = build_model(
+            about["name"], *shape_arguments(about["input_shape"]), num_classes=about["num_classes"], seed=about["seed"]
+        )
+    except ValueError as error:
+        raise ConfigError(error) from None
+    return net.to(DTYPES[about["dtype"]])
+
+
+def load_client(run: str | os.PathLike[str], client: int, what: str | None = None) -> ClientModel:
+    """Return one client's trained network, ready for data as they come.
+
+    Args:
+        run: a run's folder, or one that `export` wrote.
+        client: 0 to K - 1.
+        what: "trained" or "received"; None: the trained one, if it was kept.
+
+    Raises:
+        ConfigError: there are no such models, in one line.
+    """
+    return open_trained(run).client(client, what)
+
+
+def open_trained(run: str | os.PathLike[str]) -> Trained:
+    """Find the models of a run.
+
+    Args:
+        run: a run's folder, or one that `export` wrote.
+
+    Raises:
+        ConfigError: there are none, or what is there is damaged.
+    """
+    place = user_path(os.fspath(run))
+    if not place.is_dir():
+        raise ConfigError(f"there is no folder {place}; name the folder of a run, such as runs/mnist_s01")
+    return _exported(place) if (place / CARD).is_file() else _of_run(place)
+
+
+def _of_run(place: Path) -> Trained:
+    try:
+        found = checkpoint.find(place / "checkpoint")
+        if found is None:
+            raise ConfigError(f"{place} holds no checkpoint, and no {CARD} of an export; name a run's folder")
+        summary = read_summary(place)
+        config = from_dict(found.shared["config"])
+    except (checkpoint.CheckpointError, DamagedSummaryError, ValueError) as error:
+        raise ConfigError(error if str(place) in str(error) else f"{place}: {error}") from None
+    data = summary.get("data")
+    if not isinstance(data, dict) or not data.keys() >= DATA:
+        raise ConfigError(f"{place}/summary.json does not say how the data were normalised; run it again")
+    rows = {"received": checkpoint.rows(found, ROWS["received"])}
+    with contextlib.suppress(checkpoint.CheckpointError):  # they need not have been kept
+        rows["trained"] = checkpoint.rows(found, ROWS["trained"])
+    card = _card(place, config, found, data, str(rows["received"].dtype).removeprefix("torch."))
+    initial = network(card)
+    layout, rest = ParameterLayout.of(initial), initial.state_dict()
+    if layout.size != rows["received"].shape[1]:
+        raise ConfigError(
+            f"{place} holds models of {rows['received'].shape[1]} parameters; "
+            f"model.name={config.model.name} has {layout.size} now"
+        )
+
+    def tensors(client: int, kind: str) -> dict[str, Tensor]:
+        own = {**rest, **layout.restore(rows[kind][client])}
+        # an entry that two layers share stands in the row once
+        shared = {
+            id(tensor): name for name, tensor in initial.state_dict(keep_vars=True).items() if name in layout.names
+        }
+        for name, tensor in initial.state_dict(keep_vars=True).items():
+            own[name] = own[shared.get(id(tensor), name)]
+        return own
+
+    return Trained(place, card, tuple(rows), tensors, config, found)
+
+
+def _card(place: Path, config: Config, found: checkpoint.Found, data: dict[str, Any], dtype: str) -> dict[str, Any]:
+    records = found.shared["records"]
+    last = records[-1]
+    names = data.get("clients") or []
+    clients: list[dict[str, Any]] = []
+    for k in range(found.shared["num_clients"]):
+        accuracies = {kind: last["clients"].get(f"accuracy/{kind}", [None] * (k + 1))[k] for kind in KINDS}
+        samples, tests = (data[key][k] for key in ("sizes", "test_sizes"))
+        name = names[k] if names else str(k)
+        clients.append({"client": k, "name": name, "samples": samples, "tests": tests, "accuracy": accuracies})
+    return {
+        "schema": SCHEMA,
+        "network": {
+            "name": config.model.name,
+            "input_shape": list(data["input_shape"]),
+            "num_classes": len(data["classes"]),
+            "seed": config.seed_of("initial"),
+            "dtype": dtype,
+            "how_to_build": (
+                "jgesr_lightning.models.build_model(name, *shape_arguments(input_shape), num_classes, seed); then "
+                "load_state_dict of a client's file. jgesr_lightning.load_client(folder, k) does both"
+            ),
+        },
+        "normalisation": {
+            **data["normalisation"],
+            "formula": "(x / scale - mean) / std, a channel or feature at a time",
+        },
+        "classes": list(data["classes"]),
+        "clients": clients,
+        "run": {
+            "name": place.name,
+            "method": config.aggregator.name,
+            "dataset": config.data.name,
+            "noise": config.channel.noise,
+            "missing_rate": config.channel.missing_rate,
+            "seed": config.seed,
+            "round": found.shared["round"],
+            "rounds": config.rounds,
+        },
+    }
+
+
+def _exported(place: Path) -> Trained:
+    try:
+        card = json.loads((place / CARD).read_text(encoding="utf-8"))
+        if card["schema"] != SCHEMA:
+            raise ConfigError(f"{place / CARD} has schema {card['schema']}; this program reads {SCHEMA}")
+        files = {(entry["client"], kind): entry["files"][kind] for entry in card["clients"] for kind in entry["files"]}
+        for section, keys in (
+            ("network", ("name", "input_shape", "num_classes", "seed", "dtype")),
+            ("normalisation", ("scale", "mean", "std")),
+        ):
+            missing = [key for key in keys if key not in card[section]]
+            if missing:
+                raise KeyError(f"{section}.{missing[0]}")
+        if card["network"]["dtype"] not in DTYPES:
+            raise ConfigError(f"{place / CARD}: network.dtype is {card['network']['dtype']!r}")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{place / CARD} is damaged ({reason}); export the run again") from None
+
+    def tensors(client: int, kind: str) -> dict[str, Tensor]:
+        about = files[client, kind]
+        path = place / about["file"]
+        try:
+            with safe_open(path, framework="pt") as content:
+                prefix = about.get("prefix", "")
+                return {
+                    name.removeprefix(prefix): content.get_tensor(name)
+                    for name in content.keys()  # noqa: SIM118 - not a dictionary
+                    if name.startswith(prefix)
+                }
+        except (OSError, SafetensorError) as error:
+            raise ConfigError(f"{path} cannot be read ({error}); export the run again") from None
+
+    kinds = tuple(kind for kind in KINDS if all((k, kind) in files for k in range(len(card["clients"]))))
+    return Trained(place, card, kinds, tensors)

@@ -1,0 +1,77 @@
+"""The package as a library: a run from Python, in a notebook, from `python -c` and from standard input."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pandas as pd
+import pytest
+import torch
+from nbclient import NotebookClient
+
+from jgesr_lightning import load_config
+
+ROOT = Path(__file__).parent.parent
+SETTINGS = (
+    "data.name=synthetic data.fraction=0.1 clients=4 rounds=2 local.epochs=1 local.batch_size=8 logging.wandb=false "
+    "aggregator.name=fedavg"
+)
+
+
+def test_overrides_may_be_one_text():
+    assert load_config("mnist_quick", "rounds=3 seed=7") == load_config("mnist_quick", ["rounds=3", "seed=7"])
+
+
+def test_a_result_leads_to_what_the_run_found(tmp_path):
+    from jgesr_lightning import run
+
+    result = run(load_config("mnist_quick", f"{SETTINGS} runtime.devices=1 output_dir={tmp_path}"))
+    assert isinstance(result.metrics, pd.DataFrame)
+    assert result.metrics["round"].tolist() == [0, 1, 2]
+    assert len(result.clients) == 3 * 4
+    assert result.graph.shape == (4, 4)
+    torch.testing.assert_close(result.graph.sum(1), torch.ones(4, dtype=torch.float64))
+    assert result.models.client(3).client == 3
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("way", ["-c", "stdin"])
+def test_it_runs_without_a_script(tmp_path, way):
+    code = (
+        "from jgesr_lightning import load_config, run\n"
+        f"result = run(load_config('mnist_quick', '{SETTINGS} output_dir={tmp_path}'))\n"
+        "print(result.status, len(result.metrics))\n"
+    )
+    call = [sys.executable, "-c", code] if way == "-c" else [sys.executable, "-"]
+    done = subprocess.run(
+        call, input=None if way == "-c" else code, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path,
+        capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["finished", "3"]
+
+
+@pytest.mark.processes
+def test_it_runs_in_a_notebook(tmp_path):
+    cell = (
+        "from jgesr_lightning import load_config, run\n"
+        f"result = run(load_config('mnist_quick', '{SETTINGS} output_dir={tmp_path}'))\n"
+        "result.status"
+    )
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell)])
+    NotebookClient(notebook, timeout=200, kernel_name="python3", resources={"metadata": {"path": str(ROOT)}}).execute()
+    outputs = notebook.cells[0].outputs
+    assert outputs[-1]["data"]["text/plain"] == "'finished'"
+    shown = "".join(output.get("text", "") for output in outputs if output["output_type"] == "stream")
+    assert "round 2/2" in shown
+    assert shown.count("\n") < 15  # a bar, not a line a round
+
+
+@pytest.mark.processes
+def test_the_notebook_of_the_documentation_runs():
+    path = ROOT / "docs" / "six_clients.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    NotebookClient(notebook, timeout=200, kernel_name="python3", resources={"metadata": {"path": str(ROOT)}}).execute()
+    assert "<Figure" in str(notebook.cells)

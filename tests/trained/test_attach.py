@@ -1,0 +1,68 @@
+"""A new client: trained by the run's own rules, joined to its graph, and left as files that can be loaded."""
+
+import json
+
+import torch
+
+from jgesr_lightning import load_client
+from jgesr_lightning.cli import main
+from jgesr_lightning.data import load_dataset
+from jgesr_lightning.runtime import checkpoint
+from jgesr_lightning.trained import open_trained
+from jgesr_lightning.trained.attach import attach
+from jgesr_lightning.trained.samples import Samples
+
+
+def newcomer(samples=60):
+    raw = load_dataset("synthetic")
+    chosen = (raw.test_labels < 2).nonzero()[:samples, 0]
+    return raw.test_inputs[chosen], raw.test_labels[chosen]
+
+
+def test_a_new_client_trains_joins_and_is_reported(result, tmp_path, capsys):
+    x, y = newcomer()
+    torch.save({"x": x, "y": y}, tmp_path / "late.pt")
+    out = tmp_path / "out"
+    call = ["attach", str(result.folder), "--data", str(tmp_path / "late.pt"), "--rounds", "8", "--out", str(out)]
+    assert main(call) == 0
+    said = capsys.readouterr().err
+    card = json.loads((out / "card.json").read_text())["attached"]
+    for key in ("before", "trained", "joined"):
+        assert f"{100 * card['accuracy'][key]:.2f} %" in said
+    assert card["accuracy"]["trained"] > card["accuracy"]["before"]
+    assert len(card["edges"]) == 4
+    assert max(card["edges"]) > 0
+    assert load_client(out, 0)(x).shape == (60, 10)
+
+
+def test_the_others_stay_as_they_are(result):
+    before = {path: path.read_bytes() for path in result.folder.rglob("*") if path.is_file()}
+    attach(open_trained(result.folder), Samples(*newcomer(), ()))
+    assert before == {path: path.read_bytes() for path in result.folder.rglob("*") if path.is_file()}
+
+
+def test_it_starts_from_the_mean_of_the_received_models(result):
+    trained = open_trained(result.folder)
+    mean = checkpoint.rows(checkpoint.find(result.folder / "checkpoint"), "models").double().mean(0)
+    learnt = attach(trained, Samples(*newcomer(), ()), rounds=1)
+    names = dict(trained.client(0).net.named_parameters())
+    moved = torch.cat([learnt.state_dict[name].flatten() for name in names]).double() - mean
+    assert 0 < float(moved.norm()) < 0.5 * float(mean.norm())
+
+
+def test_a_method_without_a_graph_says_so(averaged, tmp_path, capsys):
+    x, y = newcomer()
+    torch.save({"x": x, "y": y}, tmp_path / "late.pt")
+    call = ["attach", str(averaged.folder), "--data", str(tmp_path / "late.pt"), "--out", str(tmp_path / "out")]
+    assert main(call) == 0
+    assert "fedavg learns no graph" in capsys.readouterr().err
+
+
+def test_too_few_samples_and_exports_are_refused(result, tmp_path, capsys):
+    x, y = newcomer(1)
+    torch.save({"x": x, "y": y}, tmp_path / "one.pt")
+    assert main(["attach", str(result.folder), "--data", str(tmp_path / "one.pt")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert main(["export", str(result.folder), "--out", str(tmp_path / "away")]) == 0
+    assert main(["attach", str(tmp_path / "away"), "--data", str(tmp_path / "one.pt")]) == 2
+    assert "needs the run's own folder" in capsys.readouterr().err

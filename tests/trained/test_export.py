@@ -1,0 +1,93 @@
+"""Models taken away: exact, complete, usable with the card alone, and refused in one line where there are none."""
+
+import csv
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from jgesr_lightning import load_client
+from jgesr_lightning.cli import main
+from jgesr_lightning.config import ConfigError
+from jgesr_lightning.models import build_model, shape_arguments
+from jgesr_lightning.trained import open_trained
+from jgesr_lightning.trained.scoring import own_accuracies
+
+
+def last_accuracies(result, kind):
+    with open(result.folder / "clients.csv", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["round"] == "2"]
+    return [float(row[f"accuracy/{kind}"]) for row in rows]
+
+
+@pytest.mark.parametrize("kind", ["received", "trained"])
+@pytest.mark.parametrize("one_file", [False, True])
+def test_accuracies_recomputed_from_the_files_are_those_of_the_run(result, tmp_path, kind, one_file):
+    options = ["--one-file"] if one_file else []
+    assert main(["export", str(result.folder), "--what", "both", "--out", str(tmp_path), *options]) == 0
+    exported, ours = open_trained(tmp_path), open_trained(result.folder)
+    for k in range(4):
+        a, b = exported.client(k, kind).net.state_dict(), ours.client(k, kind).net.state_dict()
+        assert a.keys() == b.keys()
+        assert all(torch.equal(a[name], b[name]) for name in b)
+    assert own_accuracies(ours, kind) == last_accuracies(result, kind)
+
+
+def test_a_file_and_its_card_are_enough(result, tmp_path):
+    assert main(["export", str(result.folder), "--out", str(tmp_path)]) == 0
+    card = json.loads((tmp_path / "card.json").read_text())
+    about, entry = card["network"], card["clients"][2]
+    net = build_model(about["name"], *shape_arguments(about["input_shape"]), about["num_classes"], about["seed"])
+    net.load_state_dict(load_file(tmp_path / entry["files"]["trained"]["file"]))
+    x = torch.randint(0, 256, (3, *about["input_shape"]), dtype=torch.uint8)
+    numbers = card["normalisation"]
+    mean, std = (torch.tensor(numbers[name]).view(-1, 1, 1) for name in ("mean", "std"))
+    with torch.no_grad():
+        expected = net.eval()((x / numbers["scale"] - mean) / std)
+        torch.testing.assert_close(load_client(tmp_path, 2)(x), expected, rtol=1e-4, atol=1e-5)
+    assert entry["accuracy"]["trained"] == last_accuracies(result, "trained")[2]
+    assert len(card["classes"]) == about["num_classes"]
+
+
+def test_what_was_not_kept_is_refused(averaged, tmp_path, capsys):
+    assert main(["export", str(averaged.folder), "--what", "both", "--out", str(tmp_path / "out")]) == 2
+    assert "checkpoint.keep_trained=true" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert open_trained(averaged.folder).client(0).kind == "received"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["export", "nowhere"], "there is no folder nowhere"),
+        (["export", "{empty}"], "holds no checkpoint"),
+        (["export", "{run}", "--what", "trianed"], "--what is 'trianed'"),
+        (["predict", "{run}", "--client", "4", "x.png"], "clients 0 to 3"),
+        (["predict", "{run}", "--client", "-1", "x.png"], "client is -1"),
+        (["predict", "{run}", "--client", "0", "x.png"], "x.png cannot be read"),
+        (["predict", "{run}", "--client", "0", "x.mp3"], "x.mp3 is none of"),
+        (["evaluate", "{run}", "--what", "sent"], "what is 'sent'"),
+    ],
+)
+def test_what_is_wrong_is_one_line(result, tmp_path, capsys, arguments, words):
+    given = [text.format(empty=tmp_path, run=result.folder) for text in arguments]
+    assert main(given) == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"schema": 1}', '{"schema": 7, "clients": []}', "[" * 100000])
+def test_a_damaged_card_is_named(tmp_path, content):
+    (tmp_path / "card.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"card\.json"):
+        open_trained(tmp_path)
+
+
+def test_a_damaged_file_is_named(result, tmp_path):
+    assert main(["export", str(result.folder), "--out", str(tmp_path)]) == 0
+    path = tmp_path / "trained_client_001.safetensors"
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ConfigError, match="trained_client_001"):
+        load_client(tmp_path, 1, "trained")

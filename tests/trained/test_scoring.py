@@ -1,0 +1,94 @@
+"""New data: images, tensors and tables, read as the clients' data were, and what does not fit."""
+
+import csv
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from jgesr_lightning import load_client
+from jgesr_lightning.cli import main
+from jgesr_lightning.trained import open_trained
+
+
+@pytest.fixture
+def pictures(result, tmp_path):
+    """Eight random images with random labels, as a folder of classes and as files of tensors."""
+    card = open_trained(result.folder).card
+    draw = torch.Generator().manual_seed(3)
+    x = torch.randint(0, 256, (8, *card["network"]["input_shape"]), dtype=torch.uint8, generator=draw)
+    y = torch.randint(0, len(card["classes"]), (8,), generator=draw)
+    for k in range(8):
+        folder = tmp_path / "tree" / card["classes"][int(y[k])]
+        folder.mkdir(parents=True, exist_ok=True)
+        image = x[k, 0] if len(x[k]) == 1 else x[k].movedim(0, -1)
+        Image.fromarray(image.numpy()).save(folder / f"{k}.png")
+    torch.save({"x": x, "y": y}, tmp_path / "new.pt")
+    np.savez(tmp_path / "new.npz", x=x.numpy(), y=y.numpy())
+    return x, y
+
+
+def rows(capsys):
+    return list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+
+
+@pytest.mark.parametrize("name", ["tree", "new.pt", "new.npz"])
+def test_every_client_is_scored_on_new_data(result, pictures, tmp_path, capsys, name):
+    x, y = pictures
+    assert main(["evaluate", str(result.folder), "--data", str(tmp_path / name), "--what", "received"]) == 0
+    found = [float(row["accuracy/received"]) for row in rows(capsys)]
+    with torch.no_grad():
+        expected = [
+            float((load_client(result.folder, k, "received")(x).argmax(1) == y).double().mean()) for k in range(4)
+        ]
+    assert found == pytest.approx([*expected, sum(expected) / 4], abs=1e-6)
+
+
+def test_without_data_each_client_is_scored_on_its_own_tests(result, capsys):
+    assert main(["evaluate", str(result.folder)]) == 0
+    mean = float(result.metrics["accuracy/trained"].iloc[-1])
+    assert float(rows(capsys)[-1]["accuracy/trained"]) == pytest.approx(mean, abs=1e-6)
+
+
+def test_samples_are_classified_from_any_file(result, pictures, tmp_path, capsys):
+    x, _ = pictures
+    model = load_client(result.folder, 1)
+    with torch.no_grad():
+        expected = [model.classes[k] for k in model(x).argmax(1)]
+    assert main(["predict", str(result.folder), "--client", "1", str(tmp_path / "new.npz")]) == 0
+    assert [row["class"] for row in rows(capsys)] == expected
+    files = sorted((tmp_path / "tree").rglob("*.png"), key=lambda path: int(path.stem))
+    assert main(["predict", str(result.folder), "--client", "1", *map(str, files)]) == 0
+    found = rows(capsys)
+    assert [row["class"] for row in found] == expected
+    assert all(0 < float(row["probability"]) <= 1 for row in found)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda path: torch.save({"x": torch.zeros(2, 5), "y": torch.zeros(2)}, path), "the network takes"),
+        (lambda path: torch.save({"y": torch.zeros(2)}, path), "must hold x and y"),
+        (lambda path: path.write_bytes(b"no"), "cannot be read"),
+        (lambda path: None, "cannot be read"),
+    ],
+)
+def test_what_does_not_fit_names_the_file(result, tmp_path, capsys, make, words):
+    make(tmp_path / "a.pt")
+    assert main(["evaluate", str(result.folder), "--data", str(tmp_path / "a.pt")]) == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert "a.pt" in said
+    assert said.count("\n") == 1
+
+
+def test_classes_that_the_run_does_not_know_are_refused(result, pictures, tmp_path, capsys):
+    x, _ = pictures
+    torch.save({"x": x, "y": torch.full((8,), 99)}, tmp_path / "far.pt")
+    assert main(["evaluate", str(result.folder), "--data", str(tmp_path / "far.pt")]) == 2
+    assert "label 99" in capsys.readouterr().err
+    (tmp_path / "tree" / "zebra").mkdir()
+    assert main(["evaluate", str(result.folder), "--data", str(tmp_path / "tree")]) == 2
+    assert "class 'zebra'" in capsys.readouterr().err
