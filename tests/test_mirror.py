@@ -6,6 +6,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 ELSEWHERE = {
+    "trained/samples": "trained/test_scoring",
+    "trained/source": "trained/test_export",
     "aggregators/base": "aggregators/test_contract",  # what every method keeps
     "aggregators/fedavg": "aggregators/test_averages",
     "aggregators/local": "aggregators/test_averages",

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -146,8 +147,9 @@ def _available(kind: str) -> int:
 
 
 def _interactive() -> bool:
-    """Whether this is a notebook or a prompt, which has no program that could be started once more."""
-    return hasattr(sys, "ps1") or not hasattr(sys.modules["__main__"], "__file__")
+    """Whether this is a notebook, a prompt or a program that came through a pipe: none can be started once more."""
+    program = getattr(sys.modules["__main__"], "__file__", None)
+    return hasattr(sys, "ps1") or program is None or not Path(program).exists()
 
 
 def _check_port(seat: Seat) -> None:
