@@ -5,8 +5,9 @@
 >>> result.metrics, result.graph, result.models.client(0)  # doctest: +SKIP
 """
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
+
+from jgesr_lightning.version import __version__
 
 if TYPE_CHECKING:
     from jgesr_lightning.config import load_config
@@ -14,11 +15,6 @@ if TYPE_CHECKING:
     from jgesr_lightning.trained import load_client
 
 __all__ = ["Result", "__version__", "load_client", "load_config", "run"]
-
-try:
-    __version__ = version("jgesr_lightning")
-except PackageNotFoundError:  # a source tree that was never installed
-    __version__ = "0.0.0"
 
 _PLACES = {
     "Result": "jgesr_lightning.experiment",

@@ -12,7 +12,6 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor, nn
 
-from jgesr_lightning import __version__
 from jgesr_lightning.aggregators import Aggregator, build_aggregator
 from jgesr_lightning.callbacks.checkpoint import Checkpoint
 from jgesr_lightning.callbacks.files import ResultFiles, partition_table
@@ -33,6 +32,7 @@ from jgesr_lightning.runtime.sharding import Sharding, assign
 from jgesr_lightning.runtime.signals import StopRequest
 from jgesr_lightning.schedules import Schedule
 from jgesr_lightning.training import ClientData, build_engine, choose_engine
+from jgesr_lightning.version import __version__
 from jgesr_lightning.wandb_names import PROJECT, Labels, labels
 
 DTYPES = {"32-true": torch.float32, "bf16-mixed": torch.float32, "64-true": torch.float64}

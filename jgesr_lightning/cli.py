@@ -17,11 +17,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from jgesr_lightning import __version__
 from jgesr_lightning.arguments import CommandParser, program
 from jgesr_lightning.checks import nearest
 from jgesr_lightning.config import CONFIGS, Config, ConfigError, copy_configs, load_config, to_yaml
 from jgesr_lightning.paths import PathError
+from jgesr_lightning.version import __version__
 
 if TYPE_CHECKING:
     from jgesr_lightning.experiment import Result

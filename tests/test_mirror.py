@@ -7,6 +7,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 ELSEWHERE = {
     "trained/samples": "trained/test_scoring",
+    "version": "test_cli",
     "trained/source": "trained/test_export",
     "aggregators/base": "aggregators/test_contract",  # what every method keeps
     "aggregators/fedavg": "aggregators/test_averages",
@@ -34,7 +35,6 @@ ELSEWHERE = {
     "data/tables": "data/test_own",
     "data/tensors": "data/test_own",
     "graph/arrays": "graph/test_prox",
-    "graph/passes": "graph/test_gram",
     "graph/problem": "graph/test_objective",
     "graph/prox_extremes": "graph/test_prox",
     "identity": "reporting/test_table",
