@@ -66,7 +66,6 @@ ELSEWHERE = {
     "solvers/columns": "solvers/test_masked",
     "solvers/form": "solvers/test_pdca",
     "solvers/models": "solvers/test_masked",
-    "solvers/solution": "solvers/test_pdca",
     "solvers/state": "solvers/test_pdca",
     "state": "test_federation",
     "study/command": "study/test_runner",
