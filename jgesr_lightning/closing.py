@@ -33,7 +33,7 @@ def closing_lines(records: Sequence[RoundRecord], folder: Path, rounds: int, fin
     lines.append(f"results: {folder}")
     call, place = program(), shlex.quote(str(folder))
     if finished:
-        lines.append(f"next: {call} report {place}   (or figures, table)")
+        lines.append(f"next: {call} report {place}   (or figures, table, export)")
         lines.append(f"more rounds: {call} train {place}/config.yaml resume=auto rounds={2 * rounds}")
     else:
         lines.append(f"go on: {call} train {place}/config.yaml resume=auto")

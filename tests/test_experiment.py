@@ -78,7 +78,7 @@ def test_it_says_what_it_does_and_how_far_it_is(base):
     assert lines[9].startswith("  best for orientation, chosen on the test set: round ")
     assert lines[10:] == [
         f"results: {run}",
-        f"next: python -m jgesr_lightning report {run}   (or figures, table)",
+        f"next: python -m jgesr_lightning report {run}   (or figures, table, export)",
         f"more rounds: python -m jgesr_lightning train {run}/config.yaml resume=auto rounds=6",
     ]
 
