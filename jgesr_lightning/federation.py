@@ -112,6 +112,7 @@ class Federation:
                 present=present,
                 layers=self._layers,
                 reduce=sharding.sum,
+                noise_std=plan.uplink.noise_std.expand(len(plan.weights)),
             )
         if plan.nonfinite != "drop_all" and aggregate.info.get("participants") == 0:
             why = (

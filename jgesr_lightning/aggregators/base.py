@@ -53,6 +53,7 @@ class Upload:
         num_clients: K.
         layers: number of columns of each layer of the network, summing to d, or None where not known.
         reduce: sums partial results over the processes that hold the other columns.
+        noise_std: (P,) float64 standard deviation of the noise on each client's entries, or None where not known.
     """
 
     received: Tensor
@@ -64,6 +65,7 @@ class Upload:
     num_clients: int
     layers: tuple[int, ...] | None = None
     reduce: Reduce = no_reduce
+    noise_std: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,7 @@ class Aggregator(nn.Module, ABC):
         present: Tensor | None = None,
         layers: Sequence[int] | None = None,
         reduce: Reduce = no_reduce,
+        noise_std: Tensor | None = None,
     ) -> Aggregate:
         """Aggregate one round.
 
@@ -151,6 +154,7 @@ class Aggregator(nn.Module, ABC):
                 client of whose model no entry arrived counts as absent too, if `previous` is given.
             layers: columns of each layer, summing to d.
             reduce: sums partial results over processes that hold the other columns.
+            noise_std: (K,) standard deviation of the noise on each client's entries, where it is known.
 
         Raises:
             ValueError: wrong shape, type or value, with its name; `previous` missing where it is needed.
@@ -181,6 +185,7 @@ class Aggregator(nn.Module, ABC):
                 num_clients=num_clients,
                 layers=None if layers is None else tuple(layers),
                 reduce=reduce,
+                noise_std=None if noise_std is None else torch.as_tensor(noise_std).double().cpu()[clients],
             )
             part = self._alone(upload) if len(clients) < self.min_clients else self.aggregate(upload)
         out = part if part is not None and everyone else self._scatter(part, clients, num_clients, previous)

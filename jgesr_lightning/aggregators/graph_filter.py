@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from jgesr_lightning.aggregators.base import Aggregate, Upload, complete
 from jgesr_lightning.aggregators.geometry import sq_distances
@@ -25,6 +26,9 @@ class GraphFilter(LearnedGraph):
     Args:
         alpha, beta, gamma, mu: as in `jgesr`; mu is the weight of the clients' proximal term, too.
         fidelity: Z, as in `jgesr`: "shares" (diag(zeta)), "scaled" (P zeta for P participants) or "uniform" (identity).
+        neighbours: about how many edges a client is to have, at any size and scale of the models; see `LearnedGraph`.
+        noise_correction: what is taken from the distances before the graph is learnt: "none", the "known" noise of what
+            arrived, or the "estimated"; see `LearnedGraph`.
     """
 
     name: ClassVar[str] = "graph_filter"
@@ -36,14 +40,21 @@ class GraphFilter(LearnedGraph):
         gamma: float = 1.0,
         mu: float = 1.0,
         fidelity: str = "shares",
+        neighbours: int | None = None,
+        noise_correction: str = "none",
     ) -> None:
-        super().__init__(alpha, beta, gamma, mu, fidelity)
+        super().__init__(alpha, beta, gamma, mu, fidelity, neighbours, noise_correction)
 
     def aggregate(self, upload: Upload) -> Aggregate:
         """Return the filtered models and the learnt graph."""
-        constants = self.problem
+        constants = self.posed(upload, 0.0)
         models = upload.received if upload.mask is None else complete(upload)
-        graph = learn_graph(sq_distances(models, upload.reduce), constants.alpha, constants.beta, constants.gamma)
+        distances = sq_distances(models, upload.reduce)
+        noise = self.noise(upload)
+        if noise is None:
+            noise = distances[~torch.eye(len(distances), dtype=torch.bool)].min()
+        counted = (distances - (noise.cpu() if isinstance(noise, Tensor) else noise)).clamp_min(0).view_as(distances)
+        graph = learn_graph(counted, constants.alpha, constants.beta, constants.gamma, neighbours=constants.neighbours)
         z = self.weights(upload)
         smooth = filter_signals(models, graph, z, constants.alpha, constants.mu, mask=upload.mask, start=models)
         if upload.mask is not None:

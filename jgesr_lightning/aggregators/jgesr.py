@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from jgesr_lightning.aggregators.learned_graph import STOPS, JointlySolved
 from jgesr_lightning.checks import flag, number, one_of, whole
+from jgesr_lightning.graph.problem import SMOOTHINGS
 from jgesr_lightning.solvers import PDCA
 
 STEPS = ("fixed", "backtracking")
@@ -34,6 +35,11 @@ class JGESR(JointlySolved):
         graph_scope: one graph for the "model", or one for each "layer".
         stop: "step": when ||Psi+ - Psi||_F < eps, as printed, which may be far from a stationary point;
             "stationarity": when the optimality conditions of J fail by less than eps of their terms, in both blocks.
+        smoothing: "full": models descend along the gradient of J, 2 alpha L Psi; "printed": along alpha L Psi, the
+            operator that the paper prints for them, half of what its closed form implies: an ablation.
+        neighbours: about how many edges a client is to have, at any size and scale of the models; see `LearnedGraph`.
+        noise_correction: what is taken from the distances before the graph is learnt: "none", the "known" noise of what
+            arrived, or the "estimated"; see `LearnedGraph`.
 
     Raises:
         ValueError: a setting out of range, with its name.
@@ -56,6 +62,9 @@ class JGESR(JointlySolved):
         init: str = "received",
         graph_scope: str = "model",
         stop: str = "step",
+        smoothing: str = "full",
+        neighbours: int | None = None,
+        noise_correction: str = "none",
     ) -> None:
         number("rho", rho, above=0)
         number("eps", eps, at_least=0)
@@ -63,5 +72,8 @@ class JGESR(JointlySolved):
         one_of("step", step, STEPS)
         flag("accelerated", accelerated)
         one_of("stop", stop, STOPS)
+        one_of("smoothing", smoothing, SMOOTHINGS)
         solver = PDCA(rho, eps, max_iter, step == "backtracking", accelerated, stop)
-        super().__init__(alpha, beta, gamma, mu, fidelity, init, graph_scope, solver, {"step": step, "stop": stop})
+        constants = (alpha, beta, gamma, mu, fidelity, init, graph_scope, neighbours, noise_correction)
+        super().__init__(*constants, solver, {"step": step, "stop": stop, "smoothing": smoothing})
+        self.problem = self.problem.but(smoothing=smoothing)

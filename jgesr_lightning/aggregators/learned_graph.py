@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from jgesr_lightning.aggregators.base import Aggregate, Aggregator, Upload, no_reduce
-from jgesr_lightning.checks import number, one_of
+from jgesr_lightning.checks import number, one_of, whole
+from jgesr_lightning.graph.arrays import enter
 from jgesr_lightning.graph.problem import Problem
 from jgesr_lightning.regularisers import Regulariser
 from jgesr_lightning.solvers import PDCA, Alternating, Models, Solution
@@ -18,6 +19,7 @@ FIDELITIES = ("shares", "scaled", "uniform")
 INITS = ("received", "previous")
 SCOPES = ("model", "layer")
 STOPS = ("step", "stationarity")
+NOISE_CORRECTIONS = ("none", "known", "estimated")
 
 
 class LearnedGraph(Aggregator):
@@ -31,6 +33,11 @@ class LearnedGraph(Aggregator):
             paper prints it, unless the run's `local.proximal_mu` says otherwise.
         fidelity: what Z holds: "shares" (zeta, as printed), "scaled" (P zeta for P participants: mean one; a weight
             above 2 rho / mu makes the fixed step diverge), "uniform".
+        neighbours: about how many edges a client is to have when the graph is first learnt, at any size and scale of
+            the models; gamma has then no part in J. None: as alpha, beta and gamma have it. See `neighbour_scale`.
+        noise_correction: what is taken from the distances before the graph is learnt, never below zero: "none";
+            "known": sigma_m^2 + sigma_n^2 for each entry that arrived, where the deviations are known; "estimated":
+            the least of all distances, the closest pair being taken to differ by noise alone.
 
     Raises:
         ValueError: a setting out of range, with its name.
@@ -39,19 +46,53 @@ class LearnedGraph(Aggregator):
     mixing: ClassVar[bool] = False
     min_clients: ClassVar[int] = 2
 
-    def __init__(self, alpha: float, beta: float, gamma: float, mu: float, fidelity: str) -> None:
+    def __init__(
+        self,
+        alpha: float,
+        beta: float,
+        gamma: float,
+        mu: float,
+        fidelity: str,
+        neighbours: int | None,
+        noise_correction: str,
+    ) -> None:
         super().__init__()
         number("alpha", alpha, at_least=0)
         number("beta", beta, above=0)
         number("gamma", gamma, at_least=0)
         number("mu", mu, above=0)
         one_of("fidelity", fidelity, FIDELITIES)
-        self.problem = Problem(alpha, beta, gamma, mu)
-        self.fidelity = fidelity
+        if neighbours is not None:
+            whole("neighbours", neighbours, at_least=1)
+            number("alpha", alpha, above=0)
+        one_of("noise_correction", noise_correction, NOISE_CORRECTIONS)
+        self.problem = Problem(alpha, beta, gamma, mu, neighbours=neighbours)
+        self.fidelity, self.noise_correction = fidelity, noise_correction
 
     def client_terms(self, proximal_mu: float | None = None) -> tuple[Regulariser, ...]:
         """Return the proximal term ``mu/2 ||x - psi_k||^2``; `proximal_mu` None means the server's own `mu`."""
         return super().client_terms(self.problem.mu if proximal_mu is None else proximal_mu)
+
+    def noise(self, upload: Upload, layers: Sequence[int] | None = None) -> Tensor | float | None:
+        """Return the noise's share of the squared distances, (G, P, P) float64; None where it is to be estimated."""
+        if self.noise_correction == "estimated":
+            return None
+        if self.noise_correction == "none" or upload.noise_std is None:
+            return 0.0
+        widths = [upload.received.shape[1]] if layers is None else list(layers)
+        entries = torch.tensor(widths, dtype=torch.float64, device=upload.received.device)[:, None]
+        entries = entries.expand(-1, len(upload.clients))
+        if upload.mask is not None:
+            entries = torch.stack([part.sum(1) for part in upload.mask.split(widths, 1)]).double()
+        share = upload.reduce(entries.contiguous()) * upload.noise_std.to(entries.device).square()
+        pairs = share[:, :, None] + share[:, None, :]
+        return pairs.masked_fill(torch.eye(len(upload.clients), dtype=torch.bool, device=pairs.device), 0)
+
+    def posed(self, upload: Upload, noise: Any) -> Problem:
+        """Return the problem of this round, in which nobody can have more neighbours than there are."""
+        wanted = self.problem.neighbours
+        few = None if wanted is None else min(wanted, len(upload.clients) - 1)
+        return self.problem.but(noise=noise, neighbours=few)
 
     def weights(self, upload: Upload) -> Tensor:
         """Return the diagonal of Z, (P,) float64 on the device of what arrived."""
@@ -65,7 +106,7 @@ class JointlySolved(LearnedGraph):
     """Base of `jgesr` and `two_step`, which minimise J by a solver.
 
     Args:
-        alpha, beta, gamma, mu, fidelity: see `LearnedGraph`.
+        alpha, beta, gamma, mu, fidelity, neighbours, noise_correction: see `LearnedGraph`.
         init: start from what was "received", or from the "previous" models (those received where there are none).
         graph_scope: one graph for the "model", or one for each "layer".
         solver: what minimises J.
@@ -81,10 +122,12 @@ class JointlySolved(LearnedGraph):
         fidelity: str,
         init: str,
         graph_scope: str,
+        neighbours: int | None,
+        noise_correction: str,
         solver: PDCA | Alternating,
         settings: dict[str, Any],
     ) -> None:
-        super().__init__(alpha, beta, gamma, mu, fidelity)
+        super().__init__(alpha, beta, gamma, mu, fidelity, neighbours, noise_correction)
         one_of("init", init, INITS)
         one_of("graph_scope", graph_scope, SCOPES)
         self.init, self.graph_scope, self.solver = init, graph_scope, solver
@@ -96,8 +139,10 @@ class JointlySolved(LearnedGraph):
         if self.graph_scope == "layer" and upload.layers is None:
             raise ValueError("graph_scope is 'layer', which needs `layers`: the number of columns of each layer")
         layers = upload.layers if self.graph_scope == "layer" else None
+        noise = self.noise(upload, layers)
+        problem = self.posed(upload, enter(noise) if isinstance(noise, Tensor) else noise)
         models = Models(
-            self.problem.pulled(upload.received, self.weights(upload), upload.mask),
+            problem.pulled(upload.received, self.weights(upload), upload.mask),
             layers,
             None if upload.reduce is no_reduce else upload.reduce,
             start=upload.previous if self.init == "previous" else None,

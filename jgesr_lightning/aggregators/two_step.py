@@ -27,6 +27,9 @@ class TwoStep(JointlySolved):
         graph_scope: one graph for the "model", or one for each "layer".
         stop: "step": when ||Psi+ - Psi||_F < eps; "stationarity": when the optimality conditions of J fail by less than
             eps of their terms, in both blocks.
+        neighbours: about how many edges a client is to have, at any size and scale of the models; see `LearnedGraph`.
+        noise_correction: what is taken from the distances before the graph is learnt: "none", the "known" noise of what
+            arrived, or the "estimated"; see `LearnedGraph`.
 
     Raises:
         ValueError: a setting out of range, with its name.
@@ -46,10 +49,14 @@ class TwoStep(JointlySolved):
         init: str = "received",
         graph_scope: str = "model",
         stop: str = "step",
+        neighbours: int | None = None,
+        noise_correction: str = "none",
     ) -> None:
         number("gamma", gamma, above=0)
         number("eps", eps, at_least=0)
         whole("max_iter", max_iter, at_least=1)
         one_of("stop", stop, STOPS)
         solver = Alternating(eps, max_iter, stop)
-        super().__init__(alpha, beta, gamma, mu, fidelity, init, graph_scope, solver, {"stop": stop})
+        super().__init__(
+            alpha, beta, gamma, mu, fidelity, init, graph_scope, neighbours, noise_correction, solver, {"stop": stop}
+        )

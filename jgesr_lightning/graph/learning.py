@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import warnings
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from jgesr_lightning.graph.arrays import Array, blind, enter, host, leave, of, set_diagonal
+from jgesr_lightning.graph.arrays import Array, blind, enter, host, leave, like, of, set_diagonal
 from jgesr_lightning.graph.laplacian import symmetric_part
 from jgesr_lightning.graph.prox import Prox, prox
 
@@ -22,7 +23,9 @@ class GraphNotConverged(UserWarning):
     """The graph that `learn_graph` returns is not the minimiser."""
 
 
-def learn_graph(sq_distances: Tensor, alpha: float, beta: float, gamma: float) -> Tensor:
+def learn_graph(
+    sq_distances: Tensor, alpha: float, beta: float, gamma: float, *, neighbours: int | None = None
+) -> Tensor:
     r"""Return :math:`\arg\min_{w \ge 0} \alpha \langle w, d\rangle - \beta \sum_k \log \deg_k(w) + \gamma 1^\top w`.
 
     Sums over w run over edges. Kalofolias (2016), eq. 12 without the Frobenius term, and the w-part of the joint
@@ -36,6 +39,9 @@ def learn_graph(sq_distances: Tensor, alpha: float, beta: float, gamma: float) -
         alpha: weight of the distances, non-negative.
         beta: weight of the log barrier, positive.
         gamma: weight of the sum of the edges, non-negative.
+        neighbours: about how many edges a node is to have. The graph is then that of Kalofolias and Perraudin (ICLR
+            2019), sqrt(beta) times the prox at ``-theta d``, with theta as `neighbour_scale` has it: alpha and gamma
+            have no part in it.
 
     Returns:
         W (..., K, K) float64 on the device of `sq_distances`: symmetric, non-negative, zero diagonal, positive degrees.
@@ -48,6 +54,10 @@ def learn_graph(sq_distances: Tensor, alpha: float, beta: float, gamma: float) -
     """
     if not (beta > 0 and alpha >= 0 and gamma >= 0 and math.isfinite(alpha + beta + gamma)):
         raise ValueError(f"beta must be positive, alpha and gamma non-negative; got {beta}, {alpha}, {gamma}")
+    if neighbours is not None:
+        D = enter(symmetric_part("sq_distances", sq_distances))
+        found = prox(-neighbour_scale(D, neighbours) * D, 1.0, 0.0, 1.0, careful=True)
+        return leave(found.W * math.sqrt(beta)).reshape(sq_distances.shape)
     cost = enter(alpha * symmetric_part("sq_distances", sq_distances) + gamma)
     least, most = set_diagonal(cost * 1, math.inf).min(), set_diagonal(cost * 1, 0.0).max()
     if not least > 0:
@@ -62,6 +72,41 @@ def learn_graph(sq_distances: Tensor, alpha: float, beta: float, gamma: float) -
             stacklevel=2,
         )
     return leave(W).reshape(sq_distances.shape)
+
+
+def neighbour_scale(D: Array, neighbours: int) -> Array:
+    r"""Return the theta, (N, 1, 1), for which :math:`\mathrm{prox}(-\theta d)` has about that many edges a node.
+
+    For a node alone, whose distances in order are z and their sums b, k edges are active for theta between
+    :math:`1 / \sqrt{k z^2 - b z}` at k + 1 and at k (Kalofolias and Perraudin, "Large scale graph learning from smooth
+    signals", ICLR 2019, there for twice the sums over edges). The means of these over the nodes are where the search
+    starts; a node also takes the edges that others want, so that theta is then sought by bisection.
+
+    Raises:
+        ValueError: `neighbours` is not a number from 1 to K - 1.
+    """
+    nodes = D.shape[-1]
+    if not 1 <= neighbours < nodes:
+        raise ValueError(f"neighbours is {neighbours!r}; it must be from 1 to {nodes - 1}, one less than the clients")
+    scales = []
+    for distances in host(D):
+        z = np.sort(distances[~np.eye(nodes, dtype=bool)].reshape(nodes, -1), 1)
+        if not z.max() > 0:  # all nodes are equal, and no scale tells them apart
+            scales.append(1.0)
+            continue
+        k = min(neighbours, nodes - 2)
+        spread = (np.arange(1, nodes) * z - z.cumsum(1)) * z
+        bounds = np.sqrt(2 / np.maximum(spread[:, k - 1 : k + 1], 1e-30 * max(z.max(), 1e-300) ** 2)).mean(0)
+        theta, low, high = float(np.sqrt(bounds.prod())), 0.0, math.inf
+        for _ in range(60):
+            W = prox(-theta * distances[None], 1.0, 0.0, 1.0).W
+            count = float((W > 0).sum() / nodes)
+            if abs(count - neighbours) < 0.5:
+                break
+            low, high = (theta, high) if count > neighbours else (low, theta)
+            theta = math.sqrt(low * high) if low > 0 and high < math.inf else theta * (2 if high == math.inf else 0.5)
+        scales.append(theta)
+    return like(scales, D)[:, None, None]
 
 
 def _typical(cost: Array) -> Array:

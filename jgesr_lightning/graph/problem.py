@@ -14,6 +14,7 @@ and a unit u (one for each graph) that follows the size of the distances, so tha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from jgesr_lightning.graph.arrays import Array, add_product, of, per_problem, positive_part, set_diagonal
 from jgesr_lightning.graph.laplacian import laplacian
-from jgesr_lightning.graph.learning import learn
+from jgesr_lightning.graph.learning import learn, neighbour_scale
 from jgesr_lightning.graph.prox import Prox, prox
 
 SMOOTHINGS = ("full", "printed")
@@ -84,6 +85,8 @@ class Problem:
         ridge: weight of half the squared weights of the edges; see the module.
         unit: of the graph's own terms, a number or (N, 1, 1).
         noise: what is taken from the distances before the graph is learnt, a number or (N, K, K); never below zero.
+            None: the least distance at the start, the closest pair being taken to differ by noise alone.
+        neighbours: about how many edges a node is to have at the start: sets ridge, gamma and unit; see the module.
         pulls: the quadratics in the models.
     """
 
@@ -94,7 +97,8 @@ class Problem:
     smoothing: str = "full"
     ridge: float = 0.0
     unit: float | Array = 1.0
-    noise: float | Array = 0.0
+    noise: float | Array | None = 0.0
+    neighbours: int | None = None
     pulls: tuple[Pull, ...] = ()
 
     def pulled(self, received: Tensor, weights: Tensor, mask: Tensor | None = None) -> Problem:
@@ -105,6 +109,16 @@ class Problem:
     def but(self, **changes: object) -> Problem:
         """Return this problem with some of its parts replaced."""
         return type(self)(**{**self.__dict__, **changes})
+
+    def scaled_to(self, D: Array) -> Problem:
+        """Return this problem with what it takes from the distances at the start, (N, K, K)."""
+        problem = self
+        if self.noise is None:
+            problem = self.but(noise=of(D).amin(set_diagonal(D * 1, math.inf), (-1, -2))[:, None, None] + 0 * D)
+        if self.neighbours is None:
+            return problem
+        theta = neighbour_scale(problem.counted(D), self.neighbours)
+        return problem.but(ridge=1.0, gamma=0.0, unit=self.alpha / (self.beta**0.5 * theta))
 
     # The models, for a given graph.
 

@@ -104,6 +104,7 @@ def begun(models: Models, max_iter: int, rho: float = math.nan) -> State:
     """Return the start: Psi_0, and w_0 = max(0, cosine similarity of its rows)."""
     start = models.start()
     W = set_diagonal(positive_part(start.cosines), 0.0)
+    models.problem = models.problem.scaled_to(start.distances)
     value = models.problem.value(start.squares, start.distances, W)
     xp, nothing = of(W), value * 0  # not a number where the start has no value, and then replaced
     zeros = xp.where(nothing == 0, nothing, 0.0)
