@@ -103,7 +103,7 @@ def test_a_graph_that_known_noise_thins_out_is_restored(name):
     better = build_aggregator(name, noise_correction="known", **settings)(noisy, weights, noise_std=deviation).graph
     # Noise in every distance makes every edge dearer: the graph thins out.
     assert float(plain.sum()) < 0.9 * float(truth.sum())
-    assert abs(float(better.sum() - truth.sum())) < 0.6 * abs(float(plain.sum() - truth.sum()))
+    assert abs(float(better.sum() - truth.sum())) < 0.7 * abs(float(plain.sum() - truth.sum()))
 
 
 @pytest.mark.parametrize("name", ["two_step", "graph_filter"])
