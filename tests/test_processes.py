@@ -1,5 +1,6 @@
 """One run shared out over processes: the same numbers, one set of files, and an end when one of them is lost."""
 
+import contextlib
 import csv
 import json
 import os
@@ -202,21 +203,35 @@ def test_what_containers_set_is_put_aside_with_a_line(launched):
     assert "ignored" not in ends["torchrun"].stderr
 
 
+def started_by(pid):
+    """Return the processes of its run that the process `pid` has started."""
+
+    def environment(child):
+        with contextlib.suppress(OSError):
+            return Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+        return []
+
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [child for child in children if f"JGESR_FIRST_PROCESS={pid}".encode() in environment(child)]
+
+
 def test_an_interrupt_while_others_start_ends_all_at_once(tmp_path):
     command = [sys.executable, "-m", "jgesr_lightning", "train", str(write_config(tmp_path)), "runtime.devices=2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    first = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    own = Path(f"/proc/{first.pid}/task/{first.pid}/children")
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background inherits deaf ears
+    try:
+        first = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    finally:
+        signal.signal(signal.SIGINT, former)
     end = time.monotonic() + 120
-    while not own.read_text().split():
+    while not (others := started_by(first.pid)):
         assert first.poll() is None and time.monotonic() < end
         time.sleep(0.01)
-    (child,) = own.read_text().split()
     os.kill(first.pid, signal.SIGINT)
     output, _ = first.communicate(timeout=60)
     assert (first.returncode, output) == (130, "interrupted\n")
-    end = time.monotonic() + 10
-    while Path(f"/proc/{child}/cmdline").exists() and Path(f"/proc/{child}/cmdline").read_bytes():
+    cmdline, end = Path(f"/proc/{others[0]}/cmdline"), time.monotonic() + 10
+    while cmdline.exists() and cmdline.read_bytes():
         assert time.monotonic() < end, "the other process runs on"
         time.sleep(0.05)
 
