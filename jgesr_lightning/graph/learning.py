@@ -11,7 +11,7 @@ from torch import Tensor
 
 from jgesr_lightning.graph.arrays import Array, blind, enter, host, leave, like, of, set_diagonal
 from jgesr_lightning.graph.laplacian import symmetric_part
-from jgesr_lightning.graph.prox import Prox, prox
+from jgesr_lightning.graph.prox import QUIET, Prox, prox
 
 _MAX_ROUNDS, _BLIND_ROUNDS = 60, 20
 _PRECISION, _SEEN_LATER = 1e-12, 1e-11
@@ -56,13 +56,15 @@ def learn_graph(
         raise ValueError(f"beta must be positive, alpha and gamma non-negative; got {beta}, {alpha}, {gamma}")
     if neighbours is not None:
         D = enter(symmetric_part("sq_distances", sq_distances))
-        found = prox(-neighbour_scale(D, neighbours) * D, 1.0, 0.0, 1.0, careful=True)
+        with QUIET():
+            found = prox(-neighbour_scale(D, neighbours) * D, 1.0, 0.0, 1.0, careful=True)
         return leave(found.W * math.sqrt(beta)).reshape(sq_distances.shape)
     cost = enter(alpha * symmetric_part("sq_distances", sq_distances) + gamma)
     least, most = set_diagonal(cost * 1, math.inf).min(), set_diagonal(cost * 1, 0.0).max()
     if not least > 0:
         raise ValueError("every edge needs a positive cost alpha d + gamma, or the minimum does not exist")
-    W = learn(cost, beta, careful=True).W
+    with QUIET():
+        W = learn(cost, beta, careful=True).W
     left = _failure(of(cost).minimum(cost, _DEAREST * _typical(cost)), W, beta)
     if left > _ACCEPTED:
         warnings.warn(

@@ -20,6 +20,7 @@ numbers lie on an accelerator a fixed number of steps is taken, and what they di
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ from jgesr_lightning.graph.arrays import Array, blind, enter, host, leave, like,
 from jgesr_lightning.graph.laplacian import symmetric_part
 from jgesr_lightning.graph.prox_extremes import solve_with_care
 
+QUIET = functools.partial(np.errstate, all="ignore")
 _BLIND_STEPS, _STEPS = 7, 14  # from a neighbour's solution three are enough nearly always
 _LARGEST, _SPREAD = 8.0, 1e3  # of y, that leave v its digits
 _LARGEST_BLIND = 64.0  # the same, of all but three or four of them
@@ -71,7 +73,8 @@ def prox_log_degree(theta: Tensor, beta: float, gamma: float, rho: float) -> Ten
     """
     if not (beta > 0 and rho > 0 and gamma >= 0 and math.isfinite(beta + gamma + rho)):
         raise ValueError(f"beta and rho must be positive, gamma non-negative; got {beta}, {rho}, {gamma}")
-    found = prox(enter(symmetric_part("theta", theta)), beta, gamma, rho, careful=True)
+    with QUIET():
+        found = prox(enter(symmetric_part("theta", theta)), beta, gamma, rho, careful=True)
     return leave(found.W).reshape(theta.shape)
 
 
@@ -84,7 +87,7 @@ def prox(
     *,
     careful: bool = False,
 ) -> Prox:
-    """Solve a batch; see `prox_log_degree`.
+    """Solve a batch; see `prox_log_degree`. To be called inside `QUIET`: what is not finite is not solved.
 
     Args:
         theta: (N, K, K) symmetric, finite.
@@ -100,11 +103,10 @@ def prox(
         t -= gamma / root
     of_nodes = root if isinstance(root, float) else root[..., 0]
     y = None if dual is None else dual / of_nodes
-    with np.errstate(all="ignore"):  # what is not finite is not solved
-        v, found, solved, steps = _newton(t, y)
-        if (careful or not blind(t)) and not (solved if isinstance(solved, bool) else solved.all()):
-            v, found, more = solve_with_care(host(t), None if y is None else host(y), first_guess)
-            v, found, steps, solved = like(v, t), like(found, t), steps + more, True
+    v, found, solved, steps = _newton(t, y)
+    if (careful or not blind(t)) and not (solved if isinstance(solved, bool) else solved.all()):
+        v, found, more = solve_with_care(host(t), None if y is None else host(y), first_guess)
+        v, found, steps, solved = like(v, t), like(found, t), steps + more, True
     return Prox(v * (beta / root), found * of_nodes, solved, steps)
 
 

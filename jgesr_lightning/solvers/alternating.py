@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from jgesr_lightning.graph.arrays import all_of, blind, host, of, write_rows
 from jgesr_lightning.graph.gram import distances_from_gram
+from jgesr_lightning.graph.prox import QUIET
 from jgesr_lightning.solvers.models import Models
 from jgesr_lightning.solvers.state import (
     CARE,
@@ -53,7 +52,7 @@ class Alternating:
             ValueError: what arrived is not finite.
         """
         begin = time.perf_counter()
-        with np.errstate(all="ignore"):  # what is not finite is refused
+        with QUIET():  # what is not finite is refused
             state = self.init(models)
             while True:
                 reasons = host(state.reason)

@@ -110,11 +110,14 @@ class Coefficients:
             self._spans = [[p for p, at in enumerate(patterns.layers) if at == g] for g in range(len(layers))]
         self._weights = [enter((pull.weights * m)[..., None]) for pull, m in zip(problem.pulls, masks, strict=True)]
 
-    def _parts(self) -> Iterator[tuple[int, slice, Tensor]]:
+    def _parts(self, *, afresh: bool = False) -> Iterator[tuple[int, slice, Tensor]]:
         """Yield (block, columns, rows of B less the shared row, and that row last)."""
         rows = 2 * self._clients * (len(self._sources) + 1) * self._problems
         for block, columns in chunks(self._layers, rows, self._shared.device):
             shared = self._shared[..., columns]
+            if afresh:
+                leading = self._sources[self._first][..., columns].to(self._dtype)
+                torch.mean(leading, -2, keepdim=True, out=shared)
             yield (
                 block,
                 columns,
@@ -126,11 +129,9 @@ class Coefficients:
         K, rows = self._clients, self._clients * len(self._sources)
         leading = self._sources[self._first]
         self._shared = torch.empty(self._problems, 1, leading.shape[-1], dtype=self._dtype, device=leading.device)
-        for _, columns in chunks(self._layers, rows * self._problems, leading.device):
-            self._shared[..., columns] = leading[..., columns].to(self._dtype).mean(-2, keepdim=True)
         shape = (self._problems, len(self._layers), rows + 1, rows + 1)
         full = torch.zeros(shape, dtype=torch.float64, device=leading.device)
-        for block, _, part in self._parts():
+        for block, _, part in self._parts(afresh=True):
             full[:, block] += self_product(part)
         full = full.flatten(0, 1)
         full = full if self._reduce is None or not self.reduced else self._reduce(full)

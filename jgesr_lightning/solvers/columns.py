@@ -109,7 +109,7 @@ class Columns:
             new = torch.sub(base, change, out=out)
             for difference, mask in zip(away, masks, strict=True):  # from Y to Psi+
                 difference.sub_(change) if mask is None else difference.addcmul_(mask, change, value=-1)
-            self._note(sums, layer, columns, new, away, -change if ahead is None else new - psi, masks)
+            self._note(sums, layer, columns, new, away, change if ahead is None else new - psi, masks)
         return Sums(*(None if part is None else enter(part) for part in sums))
 
     def filter(self, S: Array) -> Sums:

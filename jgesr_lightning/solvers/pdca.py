@@ -27,11 +27,9 @@ import math
 import time
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from jgesr_lightning.graph.arrays import Array, all_of, blind, host, of, per_problem, positive_part, write_rows
 from jgesr_lightning.graph.gram import distances_from_gram
-from jgesr_lightning.graph.prox import Prox
+from jgesr_lightning.graph.prox import QUIET, Prox
 from jgesr_lightning.solvers.form import Sums
 from jgesr_lightning.solvers.models import Models
 from jgesr_lightning.solvers.state import (
@@ -86,7 +84,7 @@ class PDCA:
             ValueError: what arrived is not finite.
         """
         begin = time.perf_counter()
-        with np.errstate(all="ignore"):  # what is not finite is refused
+        with QUIET():  # what is not finite is refused
             state, trips = self.init(models), 0
             while True:
                 reasons = host(state.reason)
