@@ -7,6 +7,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 RUN := $(VENV)/.ready-to-run
 TEST := $(VENV)/.ready-to-test
+DOCS := $(VENV)/.ready-for-docs
 RUNS ?= runs
 export RUNS
 # One folder whose name may hold spaces, if there is one of that name; else each word of RUNS is a folder.
@@ -20,7 +21,7 @@ export JGESR_DATA := $(abspath ../shared/data)
 endif
 endif
 
-.PHONY: help setup train test bench bench-gpu lint format table figures report reproduce data slurm test-slurm clean clean-all need-config
+.PHONY: help setup train test docs bench bench-gpu lint format table figures report reproduce data slurm test-slurm clean clean-all need-config
 
 help: ## list the targets
 	@echo 'usage: make TARGET [CONFIG=mnist_s01] [ARGS="key=value ..."]'; echo
@@ -34,6 +35,9 @@ train: need-config $(RUN) ## run a federation: make train CONFIG=mnist_s01 ARGS=
 
 test: $(TEST) ## run the tests, a process a core up to four; ARGS goes to pytest ("-n 0": one after another)
 	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup $(ARGS)
+
+docs: $(DOCS) ## build the documentation site into build/site; a broken link or reference fails
+	@$(PY) -m mkdocs build --strict --quiet && echo build/site/index.html
 
 bench: $(TEST) ## run the timings in tests/benchmarks, ARGS="--quick" for short ones
 	@for name in math training; do echo "== tests/benchmarks/bench_$$name.py"; \
@@ -119,3 +123,6 @@ $(RUN): pyproject.toml
 
 $(TEST): pyproject.toml
 	$(call install,[test],$(RUN) $(TEST))
+
+$(DOCS): pyproject.toml
+	$(call install,[docs],$(RUN) $(DOCS))
