@@ -37,7 +37,7 @@ test: $(TEST) ## run the tests, a process a core up to four; ARGS goes to pytest
 	@OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist loadgroup $(ARGS)
 
 docs: $(DOCS) ## build the documentation site into build/site; a broken link or reference fails
-	@$(PY) -m mkdocs build --strict --quiet && echo build/site/index.html
+	@NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet && echo build/site/index.html
 
 bench: $(TEST) ## run the timings in tests/benchmarks, ARGS="--quick" for short ones
 	@for name in math training; do echo "== tests/benchmarks/bench_$$name.py"; \

@@ -1,13 +1,15 @@
-"""Drawn anew at every build of the site: the architecture, from the imports that the code has."""
+"""What the site needs at every build: the architecture drawn from the imports that the code has; formulas as MathML."""
 
 from __future__ import annotations
 
+import re
 import tomllib
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import grimp
+from latex2mathml.converter import convert
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, PathPatch
@@ -17,6 +19,8 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = "jgesr_lightning"
 PICTURE = ROOT / "docs" / "images" / "architecture.svg"
 WIDTH, ROW, SWEEPS = 12.0, 0.8, 40
+CODE = re.compile(r"(```.*?```|`[^`\n]*`)", re.DOTALL)
+FORMULA = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$", re.DOTALL)
 COLOURS = {
     "the mathematics": ("#dcedc8", ("graph", "solvers", "aggregators")),
     "clients and their data": (
@@ -31,6 +35,19 @@ COLOURS = {
 def on_pre_build(config: Any) -> None:
     """MkDocs calls this before it reads the pages."""
     draw(PICTURE)
+
+
+def on_page_markdown(markdown: str, **context: Any) -> str:
+    """Turn $...$ and $$...$$ into what browsers show by themselves, so that pages load no scripts from elsewhere."""
+
+    def formula(found: re.Match[str]) -> str:
+        block, line = found.groups()
+        text = (block or line).replace(r"\deg", r"\operatorname{deg}").replace("\n", " ")
+        shown = convert(text, display="block" if block else "inline")
+        return shown.replace("*", "&#42;").replace("_", "&#95;")  # which Markdown would take for emphasis
+
+    pieces = CODE.split(markdown)  # code stays as it is: every second piece
+    return "".join(piece if i % 2 else FORMULA.sub(formula, piece) for i, piece in enumerate(pieces))
 
 
 def parts() -> list[str]:

@@ -25,7 +25,7 @@ from jgesr_lightning.config.nodes import Setting
 from jgesr_lightning.config.reading import located
 from jgesr_lightning.config.schema import KEYS, SECTIONS, AggregatorConfig, Config
 from jgesr_lightning.config.section import ConfigError
-from jgesr_lightning.config.shipped import find_config
+from jgesr_lightning.config.shipped import find_config, folders
 from jgesr_lightning.paths import user_path
 
 logger = logging.getLogger(__name__)
@@ -120,6 +120,8 @@ def _file_layers(path: Path, read: dict[Path, bool] | None = None) -> list[Layer
         bases = node.value if isinstance(node, yaml.SequenceNode) else [node]
         for name in (reading.typed("base", entry, str) for entry in bases):
             base = path.parent / user_path(name)
+            if not base.is_file() and name == Path(name).stem:  # a bare name: what is shipped, wherever this file lies
+                base = next((file for place in folders() if (file := place / f"{name}.yaml").is_file()), base)
             if not base.is_file():
                 options = [str(file.relative_to(path.parent)) for file in sorted(path.parent.glob("*.yaml"))]
                 raise ConfigError(f"{where}: no base file {base}{nearest(name, options)}")
