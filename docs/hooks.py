@@ -21,6 +21,7 @@ PICTURE = ROOT / "docs" / "images" / "architecture.svg"
 WIDTH, ROW, SWEEPS = 12.0, 0.8, 40
 CODE = re.compile(r"(```.*?```|`[^`\n]*`)", re.DOTALL)
 FORMULA = re.compile(r"\$\$(.+?)\$\$|\$(.+?)\$", re.DOTALL)
+LINE_START = re.compile(r"(?<!\n)\n(?=\$[^$])")  # a formula there would be taken for a paragraph of its own
 COLOURS = {
     "the mathematics": ("#dcedc8", ("graph", "solvers", "aggregators")),
     "clients and their data": (
@@ -46,7 +47,7 @@ def on_page_markdown(markdown: str, **context: Any) -> str:
         shown = convert(text, display="block" if block else "inline")
         return shown.replace("*", "&#42;").replace("_", "&#95;")  # which Markdown would take for emphasis
 
-    pieces = CODE.split(markdown)  # code stays as it is: every second piece
+    pieces = CODE.split(LINE_START.sub(" ", markdown))  # code stays as it is: every second piece
     return "".join(piece if i % 2 else FORMULA.sub(formula, piece) for i, piece in enumerate(pieces))
 
 
