@@ -87,6 +87,12 @@ def test_test_installs_the_extras_and_serves_train_as_well(checkout):
     assert [call.split()[-1] for call in installs(checkout)] == [".[test]"]
 
 
+def test_docs_installs_its_own_extras_and_builds_strictly(checkout):
+    assert make(checkout, "docs").returncode == 0
+    assert [call.split()[-1] for call in installs(checkout)] == [".[docs]"]
+    assert "-m mkdocs build --strict" in calls(checkout)[-1]
+
+
 def test_a_changed_pyproject_updates_the_environment(checkout):
     make(checkout, "setup")
     stamp = (checkout / ".venv" / ".ready-to-test").stat().st_mtime

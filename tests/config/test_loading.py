@@ -293,6 +293,15 @@ def test_bases_are_relative_to_the_file_that_names_them(write, tmp_path, monkeyp
     assert load_config(path).rounds == 7
 
 
+def test_a_bare_base_that_is_not_beside_the_file_is_one_that_is_shipped(write):
+    assert load_config(write("base: mnist_quick\nseed: 3\n")) == load_config("mnist_quick", ["name=run", "seed=3"])
+    assert error_of(write("base: mnist_quik\n"), "seed=3").startswith(
+        f"{write('base: mnist_quik')}, line 1: no base file"
+    )
+    write("rounds: 7\n", "mnist_quick")
+    assert load_config(write("base: mnist_quick\n")).rounds == 7  # what lies beside it comes first
+
+
 def test_a_name_given_in_a_base_reaches_the_files_built_on_it(write):
     write("name: shared\n", "base.yaml")
     assert load_config(write("base: base.yaml\n")).name == "shared"

@@ -4,8 +4,6 @@ import re
 import shlex
 from pathlib import Path
 
-import pytest
-
 from jgesr_lightning import cli
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "bring-your-own.md"
@@ -36,8 +34,3 @@ def test_every_block_of_the_page_runs(tmp_path, monkeypatch, capsys):
     assert {path.name for path in (tmp_path / "runs").iterdir()} >= {"trimmed", "hospitals", "from_python"}
     assert (tmp_path / "shades_models" / "card.json").is_file()
     assert (tmp_path / "runs" / "hospitals" / "attached" / "oslo" / "model.safetensors").is_file()
-
-
-@pytest.mark.parametrize("page", sorted(path.name for path in PAGE.parent.glob("*.md")))
-def test_every_block_has_an_end(page):
-    assert len(re.findall(r"^```", (PAGE.parent / page).read_text(), re.MULTILINE)) % 2 == 0
