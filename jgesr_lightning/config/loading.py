@@ -34,7 +34,7 @@ Layer = dict[str, Setting]
 
 
 def load_config(
-    path: str | Path | None, overrides: str | Iterable[str] = (), settings: Mapping[str, Setting] | None = None
+    path: str | Path | None, overrides: str | Iterable[str] = (), *, settings: Mapping[str, Setting] | None = None
 ) -> Config:
     """Return the checked configuration of a YAML file under overrides.
 
@@ -47,6 +47,8 @@ def load_config(
     Raises:
         ConfigError: anything wrong with the file, a key or a value, in one line.
     """
+    if isinstance(overrides, Mapping):
+        raise ConfigError(f"overrides are texts key=value, such as {'rounds=3'!r}, not a mapping")
     try:
         layer = {_known(key, setting.where): setting for key, setting in (settings or {}).items()}
         layer |= parse_overrides(shlex.split(overrides) if isinstance(overrides, str) else overrides)

@@ -158,7 +158,7 @@ def load_study(name: str | Path, overrides: Sequence[str] = ()) -> tuple[str, li
 
     def load(key: tuple[str, ...], settings: Settings) -> Config:
         if key not in loaded:
-            loaded[key] = load_config(study.base, [f"{key}={value}" for key, value in given.items()], settings)
+            loaded[key] = load_config(study.base, [f"{key}={value}" for key, value in given.items()], settings=settings)
         return loaded[key]
 
     several_rates = [str(rate) for rate in axes[3]] != ["0.0"]

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from safetensors.torch import save
 from torch import Tensor
 
@@ -24,6 +25,7 @@ from jgesr_lightning.layout import ParameterLayout
 from jgesr_lightning.paths import user_path
 from jgesr_lightning.runtime import checkpoint
 from jgesr_lightning.runtime.files import say, write_atomically, write_text
+from jgesr_lightning.trained.export import destination
 from jgesr_lightning.trained.joining import edge_weights, joined_model
 from jgesr_lightning.trained.samples import Samples, labelled
 from jgesr_lightning.trained.scoring import accuracy
@@ -90,7 +92,9 @@ def attach(trained: Trained, samples: Samples, rounds: int = 1) -> Attached:
 
     accuracies = {"before": score(start)}
     aggregator = build_aggregator(config.aggregator.name, **config.aggregator.settings)
-    fabric = Fabric(accelerator="cpu", devices=1, precision=config.runtime.precision)
+    fabric = Fabric(  # one process, whatever launchers' variables are set
+        accelerator="cpu", devices=1, precision=config.runtime.precision, plugins=[LightningEnvironment()]
+    )
     inputs = (samples.inputs.to(model.mean) - model.mean) / model.std
     data = ClientData(inputs[train], samples.labels[train], inputs[test], samples.labels[test])
     try:
@@ -179,8 +183,8 @@ def main(arguments: Sequence[str]) -> int:
     path = user_path(given.data)
     about = trained.card["network"]
     samples = labelled(path, tuple(about["input_shape"]), tuple(trained.card["classes"]), given.label)
+    folder = destination(given.out, trained.place / "attached" / path.stem)
     result = attach(trained, samples, given.rounds)
-    folder = user_path(given.out) if given.out else trained.place / "attached" / path.stem
     _write(folder, trained, result, path)
     say(f"a new client of {result.sizes[0]} training and {result.sizes[1]} test samples; accuracy on the latter:")
     words = {

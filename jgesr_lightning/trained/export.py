@@ -74,10 +74,22 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(list(arguments))
     trained = open_trained(given.run)
     kinds = _kinds(trained, given.what)
-    folder = user_path(given.out) if given.out else trained.place / "export"
+    folder = destination(given.out, trained.place / "export")
     files = export(trained, folder, kinds, one_file=given.one_file)
     say(f"{len(files) - 1} files of {trained.num_clients} clients ({' and '.join(kinds)}) and {CARD}: {folder}")
     return 0
+
+
+def destination(out: str | None, default: Path) -> Path:
+    """Return where to write: `out` as the user gave it, else `default`.
+
+    Raises:
+        ConfigError: something that is no folder is there.
+    """
+    folder = user_path(out) if out else default
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is no folder; name one with --out")
+    return folder
 
 
 def _kinds(trained: Trained, what: str | None) -> tuple[str, ...]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +17,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from jgesr_lightning.checks import one_of, whole
+from jgesr_lightning.checks import number, one_of, whole
 from jgesr_lightning.config import Config, ConfigError, from_dict
 from jgesr_lightning.layout import ParameterLayout
 from jgesr_lightning.models import build_model, shape_arguments
-from jgesr_lightning.paths import user_path
+from jgesr_lightning.paths import PathError, user_path
 from jgesr_lightning.runtime import checkpoint
 from jgesr_lightning.summary import DamagedSummaryError, read_summary
+
+logger = logging.getLogger(__name__)
 
 CARD = "card.json"
 SCHEMA = 1
@@ -127,6 +132,9 @@ class Trained:
             ConfigError: no such client or kind, or a network that cannot be built or does not fit the weights.
         """
         kind = self.best_kind(kind)
+        given: object = client
+        if not isinstance(given, bool) and isinstance(given, Integral):
+            client = int(given)  # NumPy's, too
         try:
             whole("client", client)
         except ValueError as error:
@@ -175,16 +183,23 @@ def load_client(run: str | os.PathLike[str], client: int, what: str | None = Non
 def open_trained(run: str | os.PathLike[str]) -> Trained:
     """Find the models of a run.
 
+    What an export left in the run's own folder does not stand for the run, which may have gone on since.
+
     Args:
         run: a run's folder, or one that `export` wrote.
 
     Raises:
         ConfigError: there are none, or what is there is damaged.
     """
-    place = user_path(os.fspath(run))
+    try:
+        place = user_path(run)
+    except PathError as error:
+        raise ConfigError(error) from None
     if not place.is_dir():
         raise ConfigError(f"there is no folder {place}; name the folder of a run, such as runs/mnist_s01")
-    return _exported(place) if (place / CARD).is_file() else _of_run(place)
+    if (place / CARD).is_file() and checkpoint.newest(place / "checkpoint") is None:
+        return _exported(place)
+    return _of_run(place)
 
 
 def _of_run(place: Path) -> Trained:
@@ -194,15 +209,24 @@ def _of_run(place: Path) -> Trained:
             raise ConfigError(f"{place} holds no checkpoint, and no {CARD} of an export; name a run's folder")
         summary = read_summary(place)
         config = from_dict(found.shared["config"])
-    except (checkpoint.CheckpointError, DamagedSummaryError, ValueError) as error:
-        raise ConfigError(error if str(place) in str(error) else f"{place}: {error}") from None
+    except checkpoint.CheckpointError as error:
+        raise ConfigError(error) from None  # which names the file
+    except (DamagedSummaryError, ValueError) as error:
+        raise ConfigError(error if isinstance(error, ConfigError) else f"{place}: {error}") from None
+    for reason in found.passed_over:
+        logger.warning("%s: passed over, %s is used", reason.split("; ")[0], found.folder)
     data = summary.get("data")
     if not isinstance(data, dict) or not data.keys() >= DATA:
         raise ConfigError(f"{place}/summary.json does not say how the data were normalised; run it again")
     rows = {"received": checkpoint.rows(found, ROWS["received"])}
     with contextlib.suppress(checkpoint.CheckpointError):  # they need not have been kept
         rows["trained"] = checkpoint.rows(found, ROWS["trained"])
-    card = _card(place, config, found, data, str(rows["received"].dtype).removeprefix("torch."))
+    try:
+        card = _card(place, config, found, data, str(rows["received"].dtype).removeprefix("torch."))
+        _check_card(card)
+    except (LookupError, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{place}/summary.json is damaged: data do not fit the models ({reason})") from None
     initial = network(card)
     layout, rest = ParameterLayout.of(initial), initial.state_dict()
     if layout.size != rows["received"].shape[1]:
@@ -266,33 +290,54 @@ def _card(place: Path, config: Config, found: checkpoint.Found, data: dict[str, 
     }
 
 
+def _check_card(card: dict[str, Any]) -> None:
+    """Raise ValueError, TypeError or LookupError unless a card says what `ClientModel` and `Trained` read in it."""
+    about, numbers, classes = card["network"], card["normalisation"], card["classes"]
+    shape = about["input_shape"]
+    if not isinstance(about["name"], str):
+        raise TypeError(f"network.name is {about['name']!r}")
+    if not isinstance(shape, list) or len(shape) not in (1, 3):
+        raise ValueError(f"network.input_shape is {shape!r}")
+    for size in shape:
+        whole("network.input_shape", size, at_least=1)
+    whole("network.seed", about["seed"])
+    one_of("network.dtype", about["dtype"], DTYPES)
+    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+        raise TypeError("classes is no list of names")
+    if about["num_classes"] != len(classes):
+        raise ValueError(f"network.num_classes is {about['num_classes']!r}; there are {len(classes)} classes")
+    number("normalisation.scale", numbers["scale"], above=0)
+    for name, lowest in (("mean", -math.inf), ("std", 0.0)):
+        if len(numbers[name]) not in (1, shape[0]):
+            raise ValueError(f"normalisation.{name} has {len(numbers[name])} entries for inputs of shape {shape}")
+        for value in numbers[name]:
+            number(f"normalisation.{name}", value, above=lowest)
+    if not isinstance(card["clients"], list) or not card["clients"]:
+        raise ValueError("clients is empty")
+
+
 def _exported(place: Path) -> Trained:
     try:
         card = json.loads((place / CARD).read_text(encoding="utf-8"))
         if card["schema"] != SCHEMA:
             raise ConfigError(f"{place / CARD} has schema {card['schema']}; this program reads {SCHEMA}")
-        files = {(entry["client"], kind): entry["files"][kind] for entry in card["clients"] for kind in entry["files"]}
-        for section, keys in (
-            ("network", ("name", "input_shape", "num_classes", "seed", "dtype")),
-            ("normalisation", ("scale", "mean", "std")),
-        ):
-            missing = [key for key in keys if key not in card[section]]
-            if missing:
-                raise KeyError(f"{section}.{missing[0]}")
-        if card["network"]["dtype"] not in DTYPES:
-            raise ConfigError(f"{place / CARD}: network.dtype is {card['network']['dtype']!r}")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        _check_card(card)
+        files = {
+            (k, kind): (str(about["file"]), str(about.get("prefix", "")))
+            for k, entry in enumerate(card["clients"])
+            for kind, about in entry["files"].items()
+        }
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, ConfigError):
             raise
         reason = f"{type(error).__name__}: {error}"
         raise ConfigError(f"{place / CARD} is damaged ({reason}); export the run again") from None
 
     def tensors(client: int, kind: str) -> dict[str, Tensor]:
-        about = files[client, kind]
-        path = place / about["file"]
+        file, prefix = files[client, kind]
+        path = place / file
         try:
             with safe_open(path, framework="pt") as content:
-                prefix = about.get("prefix", "")
                 return {
                     name.removeprefix(prefix): content.get_tensor(name)
                     for name in content.keys()  # noqa: SIM118 - not a dictionary
@@ -302,4 +347,6 @@ def _exported(place: Path) -> Trained:
             raise ConfigError(f"{path} cannot be read ({error}); export the run again") from None
 
     kinds = tuple(kind for kind in KINDS if all((k, kind) in files for k in range(len(card["clients"]))))
+    if not kinds:
+        raise ConfigError(f"{place / CARD} names no files that all clients have; export the run again")
     return Trained(place, card, kinds, tensors)

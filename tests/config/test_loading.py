@@ -552,3 +552,8 @@ def test_an_older_run_is_completed_with_todays_defaults():
     assert completed(older) == {**to_dict(config), "seeds": to_dict(Config())["seeds"]}
     outside = completed({"aggregator": {"name": "/nowhere/mine.py:Mine", "trim": 0.1}})
     assert outside["aggregator"] == {"name": "/nowhere/mine.py:Mine", "trim": 0.1}  # nothing is imported
+
+
+def test_overrides_that_are_a_mapping_are_told_how_to_be_written():
+    with pytest.raises(ConfigError, match="texts key=value"):
+        load_config("mnist_quick", {"rounds": 3})

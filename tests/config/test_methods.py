@@ -129,7 +129,7 @@ def test_a_file_named_in_a_study_is_taken_from_beside_it(mine):
 
     settings = read_yaml(mine / "study.yaml", Outer).values.settings
     assert str(settings["aggregator.name"]) == f"{mine}/mine.py:Mine"
-    assert load_config(None, (), settings).aggregator.name == f"{mine}/mine.py:Mine"
+    assert load_config(None, settings=settings).aggregator.name == f"{mine}/mine.py:Mine"
 
 
 def test_mistakes_of_outside_names_in_files_are_located(mine):

@@ -1,6 +1,8 @@
 """A new client: trained by the run's own rules, joined to its graph, and left as files that can be loaded."""
 
 import json
+import shutil
+import warnings
 
 import torch
 
@@ -66,3 +68,16 @@ def test_too_few_samples_and_exports_are_refused(result, tmp_path, capsys):
     assert main(["export", str(result.folder), "--out", str(tmp_path / "away")]) == 0
     assert main(["attach", str(tmp_path / "away"), "--data", str(tmp_path / "one.pt")]) == 2
     assert "needs the run's own folder" in capsys.readouterr().err
+
+
+def test_launchers_variables_are_nothing_to_a_new_client(result, monkeypatch):
+    for name in ("RANK", "SLURM_NTASKS", "SLURM_PROCID"):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setattr(shutil, "which", lambda name, *_, **__: f"/usr/bin/{name}")  # srun, which Lightning looks for
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert set(attach(open_trained(result.folder), Samples(*newcomer(), ())).accuracies) == {
+            "before",
+            "trained",
+            "joined",
+        }

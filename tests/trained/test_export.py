@@ -2,7 +2,9 @@
 
 import csv
 import json
+import shutil
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -83,6 +85,94 @@ def test_a_damaged_card_is_named(tmp_path, content):
     (tmp_path / "card.json").write_text(content)
     with pytest.raises(ConfigError, match=r"card\.json"):
         open_trained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("network", "name", 7),
+        ("network", "input_shape", "ab"),
+        ("network", "input_shape", [1, 28, "28"]),
+        ("network", "num_classes", 3),
+        ("network", "dtype", "int8"),
+        ("normalisation", "mean", [0.0, 0.0]),
+        ("normalisation", "mean", None),
+        ("normalisation", "std", [0]),
+        ("normalisation", "scale", "x"),
+        ("classes", None, "abc"),
+        ("classes", None, None),
+        ("clients", None, []),
+        ("clients", None, [{"files": {}}]),
+        ("clients", None, [{"files": {"trained": {}}}]),
+        ("clients", None, [7]),
+    ],
+)
+def test_a_card_with_wrong_content_is_named(result, tmp_path, section, key, value):
+    assert main(["export", str(result.folder), "--out", str(tmp_path)]) == 0
+    card = json.loads((tmp_path / "card.json").read_text())
+    if key is None:
+        card[section] = value
+    else:
+        card[section][key] = value
+    (tmp_path / "card.json").write_text(json.dumps(card))
+    with pytest.raises(ConfigError, match=r"card\.json"):
+        open_trained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("sizes", [1]),
+        ("normalisation", None),
+        ("normalisation", {"scale": "x", "mean": None, "std": [0]}),
+        ("classes", 3),
+    ],
+)
+def test_a_summary_with_wrong_content_is_named(result, tmp_path, key, value):
+    shutil.copytree(result.folder, tmp_path / "run")
+    path = tmp_path / "run" / "summary.json"
+    summary = json.loads(path.read_text())
+    summary["data"][key] = value
+    path.write_text(json.dumps(summary))
+    with pytest.raises(ConfigError, match=r"run/summary\.json is damaged"):
+        open_trained(tmp_path / "run")
+
+
+def test_the_folder_of_a_damaged_summary_is_named(result, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(result.folder, "s")  # a name that occurs in any message
+    (tmp_path / "s" / "summary.json").write_text("[]")
+    with pytest.raises(ConfigError, match=r"^s: summary\.json holds no summary"):
+        open_trained("s")
+
+
+def test_an_export_in_the_run_s_own_folder_does_not_hide_the_run(result, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(result.folder, run)
+    assert main(["export", str(run), "--out", str(run)]) == 0
+    assert main(["evaluate", str(run)]) == 0
+    assert open_trained(run).config is not None
+
+
+def test_an_older_checkpoint_that_is_used_is_said(result, tmp_path, caplog):
+    run = tmp_path / "run"
+    shutil.copytree(result.folder, run)
+    (run / "checkpoint" / "round_00002" / "state.pt").write_bytes(b"")
+    assert open_trained(run).card["run"]["round"] == 1
+    assert "round_00001 is used" in caplog.text
+
+
+def test_out_may_not_be_a_file(result, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert main(["export", str(result.folder), "--out", str(tmp_path / "file")]) == 2
+    assert "file is no folder" in capsys.readouterr().err
+
+
+def test_clients_may_be_numpys_numbers(result):
+    assert load_client(result.folder, np.int64(1)).client == 1
+    for wrong in (True, 1.0, "1"):
+        with pytest.raises(ConfigError, match="client is"):
+            load_client(result.folder, wrong)
 
 
 def test_a_damaged_file_is_named(result, tmp_path):
