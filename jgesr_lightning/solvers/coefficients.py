@@ -209,10 +209,13 @@ class Coefficients:
         wide = self._dtype if padded.device.type == "cpu" else torch.float64  # elsewhere products may be TF32
         blocks = padded.to(wide).view(self._problems, -1, *padded.shape[-2:])
         shape = (self._problems, self._clients, self._shared.shape[-1])
-        result = torch.empty(shape, dtype=self._out_dtype, device=padded.device)
+        mine = self._patterns is not None  # then the copies of what arrived make room for the result
+        result = self._sources[0] if mine else torch.empty(shape, dtype=self._out_dtype, device=padded.device)
         for block, columns, part in self._parts():
             result[..., columns] = blocks[:, block] @ part.to(wide)
-        return result if out is None or self._patterns is None else out.index_copy_(2, self._patterns.order, result)
+        if out is None or self._patterns is None:
+            return result.to(self._out_dtype)
+        return out.index_copy_(2, self._patterns.order, result.to(self._out_dtype))
 
     def _of(self, S: Array) -> Array:
         return S if self._patterns is None or len(S) == 1 else S[self._patterns.layers]

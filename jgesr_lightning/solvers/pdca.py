@@ -65,7 +65,7 @@ class PDCA:
         backtracking: double rho until J cannot rise; else the step is fixed.
         accelerated: extrapolate, with restart.
         stop: "step": when ||Psi+ - Psi||_F < eps, as printed. "stationarity": when both of `Stationarity` are below
-            eps, checked every ten steps; under backtracking rho may then fall, too.
+            eps, checked every ten steps.
         rounding: how much of its size J may rise by before it counts as having risen.
     """
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from jgesr_lightning.graph import objective
-from jgesr_lightning.graph.problem import Problem
-from jgesr_lightning.solvers import PDCA, Models, Solution
+from jgesr_lightning.graph import gradient_signals, objective
+from jgesr_lightning.graph.problem import Problem, Pull
+from jgesr_lightning.solvers import PDCA, Alternating, Models, Solution
 from tests.solvers.reference import pdca_as_printed
 
 CLIENTS, SIZE = 8, 300
@@ -199,3 +199,24 @@ def test_values_that_are_not_finite_are_an_error() -> None:
     for signals in (in_coefficients(received, z), in_columns(received, z)):
         with pytest.raises(ValueError, match="not finite"):
             PDCA().solve(signals)
+
+
+@pytest.mark.parametrize("missing", [False, True])
+@pytest.mark.parametrize("solver", [PDCA(eps=1e-9, max_iter=20_000), Alternating(eps=1e-10)])
+def test_a_further_quadratic_in_the_models_is_one_more_pull(missing, solver) -> None:
+    """A ridge towards the former models: the solvers, in either form, end where its gradient vanishes."""
+    received, z = federation()
+    mask = torch.rand(received.shape, generator=torch.Generator().manual_seed(1)) > 0.2 if missing else None
+    former, ridge = received.flip(0), 0.3
+    problem = posed(received, z, mask)
+    problem = problem.but(pulls=(*problem.pulls, Pull(former, torch.full((CLIENTS,), ridge, dtype=torch.float64))))
+    found = []
+    for least in (1, 10**9) if missing else (None,):
+        models = Models(problem, least=least)
+        (solution,) = solver.solve(models)
+        psi, W = models.result(), torch.from_numpy(solution.graphs[0])
+        known = torch.where(mask, received, 0) if missing else received
+        gradient = gradient_signals(psi, W, known, torch.from_numpy(z), mask, 0.05, 1.0) + ridge * (psi - former)
+        assert float(gradient.abs().max()) < 1e-7
+        found.append(psi)
+    torch.testing.assert_close(found[0], found[-1], rtol=1e-7, atol=1e-8)
