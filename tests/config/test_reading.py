@@ -153,11 +153,11 @@ def test_settings_keep_their_text_and_place_until_a_run_types_them(read, tmp_pat
         "logging.tags": "[a,1e5]",
         "resume": "null",
     }
-    config = load_config(None, ["name=mine"], found)
+    config = load_config(None, ["name=mine"], settings=found)
     assert (config.local.lr, config.name, config.logging.tags, config.resume) == (0.1, "mine", ("a", "1e5"), "")
     wrong = read("settings:\n  local:\n    lr: -1\n").values.settings
     with pytest.raises(ConfigError, match=r"local.lr is -1.0; it must be a number, above 0 \(.*file.yaml, line 3\)"):
-        load_config(None, (), wrong)
+        load_config(None, (), settings=wrong)
     unknown = read("settings: {learning_rate: 1}\n").values.settings
     with pytest.raises(ConfigError, match=r"file.yaml, line 1: unknown key 'learning_rate' \(did you mean 'local.lr'"):
         load_config(None, (), unknown)
