@@ -160,7 +160,7 @@ def test_settings_keep_their_text_and_place_until_a_run_types_them(read, tmp_pat
         load_config(None, (), settings=wrong)
     unknown = read("settings: {learning_rate: 1}\n").values.settings
     with pytest.raises(ConfigError, match=r"file.yaml, line 1: unknown key 'learning_rate' \(did you mean 'local.lr'"):
-        load_config(None, (), unknown)
+        load_config(None, (), settings=unknown)
 
 
 def test_places_of_every_value(read, tmp_path):
