@@ -147,3 +147,9 @@ def test_whatever_a_function_draws_from_is_seeded_and_given_back(monkeypatch):
     assert drawn() == before
     first, second, other = ((net.weight[0, 0].item(), net.bias[0].item()) for net in nets)
     assert first == second and first[0] != other[0] and first[1] != other[1]
+
+
+def test_a_key_that_a_users_function_misses_is_said_to_be_one(tmp_path):
+    (tmp_path / "n.py").write_text("def make(*_):\n    return {}['boo']\n")
+    with pytest.raises(ValueError, match="KeyError: 'boo'"):
+        build_model(f"{tmp_path}/n.py:make", 1, 8, num_classes=2, seed=0)

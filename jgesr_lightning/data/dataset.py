@@ -205,7 +205,8 @@ def summary_of(left_out: Sequence[str]) -> str:
     if not left_out:
         return ""
     names = ", ".join(sorted(left_out)[:NAMED]) + (", ..." if len(left_out) > NAMED else "")
-    return f"left out {len(left_out)} file{'s' * (len(left_out) > 1)} that are not part of the set: {names}"
+    files = "1 file that is" if len(left_out) == 1 else f"{len(left_out)} files that are"
+    return f"left out {files} not part of the set: {names}"
 
 
 def _described(tensor: Tensor) -> str:

@@ -71,8 +71,10 @@ def _made(name: str, in_channels: int, size: Size, num_classes: int) -> nn.Modul
             return torchvision_network(name.removeprefix(PREFIX), in_channels, size, num_classes)
         net = make(in_channels, size, num_classes)
     except Exception as error:  # whatever somebody's function raises
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ValueError(f"model.name={name}: {reason}") from error
+        reason = str(error).strip().splitlines()[:1]
+        if not reason or isinstance(error, LookupError):  # a key alone says nothing
+            reason.insert(0, type(error).__name__)
+        raise ValueError(f"model.name={name}: {': '.join(reason)}") from error
     if not isinstance(net, nn.Module):
         raise ValueError(f"model.name={name} returns a {type(net).__name__}; it must return a torch.nn.Module")
     return net

@@ -37,6 +37,15 @@ from jgesr_lightning.summary import DamagedSummaryError, read_summary
 OWN = ("name", "resume", "seed", "data.name", "channel.noise", "channel.missing_rate", "aggregator.name")
 """Settings that each cell has of its own."""
 
+AXES = {
+    "seed": "seeds",
+    "data.name": "data",
+    "channel.noise": "noise",
+    "channel.missing_rate": "missing_rate",
+    "aggregator.name": "methods",
+}
+"""What a study's file calls those of them that it sets."""
+
 COPIES_MAY_DIFFER = (
     *("name", "output_dir", "resume", "data.root", "metric"),
     *("logging.project", "logging.group", "logging.entity", "logging.job_type", "logging.notes", "logging.tags"),
@@ -143,6 +152,7 @@ def load_study(name: str | Path, overrides: Sequence[str] = ()) -> tuple[str, li
             raise ConfigError(f"{key} cannot be set for all cells of a study: each cell has its own (--only chooses)")
     output = user_path(given.pop("output_dir", "runs")) / path.stem
     shared = study.settings | ({"metric": Setting(scalar(study.metric), places["metric"])} if study.metric else {})
+    _refuse_own(study, path, places)
     axes: list[Sequence[Any]] = [
         _several(study.seeds),
         list(_labelled(study.data).items()),
@@ -163,6 +173,7 @@ def load_study(name: str | Path, overrides: Sequence[str] = ()) -> tuple[str, li
 
     several_rates = [str(rate) for rate in axes[3]] != ["0.0"]
     cells: dict[str, Cell] = {}
+    settled: dict[tuple[str, ...], str] = {}
     for seed, (data, of_data), noise, missing, chosen, (label, of_method) in itertools.product(*axes):
         rate = f"_m{missing}" if several_rates else ""
         parts = [f"{_word(data)}_s{noise}{rate}", _word(label), *(_word(str(value)) for value in chosen), f"seed{seed}"]
@@ -191,8 +202,33 @@ def load_study(name: str | Path, overrides: Sequence[str] = ()) -> tuple[str, li
             raise ConfigError(f"{path}: {error}") from None
         if cell in cells:
             raise ConfigError(f"{path}: {cell} comes twice")
+        if study.grid:
+            run = (data, label, identity(to_dict(config)))
+            if run in settled:
+                raise ConfigError(f"{path}: {settled[run]} and {cell} would be one run twice; let grid's values differ")
+            settled[run] = cell
         cells[cell] = Cell(cell, study.base, tuple(f"{key}={value}" for key, value in arguments.items()), config)
     return path.stem, list(cells.values())
+
+
+def _refuse_own(study: StudyFile, path: Path, places: Mapping[str, str]) -> None:
+    """Raise ConfigError where settings name what each cell has of its own: they would change nothing, or all labels."""
+    parts: list[tuple[str, Mapping[str, object], str]] = [
+        ("settings", study.settings, ""),
+        ("grid", study.grid, ""),
+        *((f"data.{label}", given, "data.name") for label, given in _labelled(study.data).items()),
+        *(  # without a dot it is a setting of the method
+            (f"methods.{label}", {key: value for key, value in given.items() if "." in key}, "aggregator.name")
+            for label, given in _labelled(study.methods).items()
+        ),
+    ]
+    for part, given, allowed in parts:
+        for key in (*OWN, "output_dir"):
+            if key in given and key != allowed:
+                where = getattr(given[key], "where", "") or places.get(f"{part}.{key}", "")
+                instead = f"write {AXES[key]}" if key in AXES else "each cell has its own"
+                place = f" ({where})" if where else f" ({path})"
+                raise ConfigError(f"{part} cannot hold {key}: {instead}{place}")
 
 
 def find_study(name: str | Path) -> Path:

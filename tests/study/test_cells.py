@@ -143,6 +143,13 @@ def test_a_study_is_read_like_a_run(tmp_path):
         ("seeds: [0, 1.5]", "seeds[1] is '1.5'; it must be a whole number"),
         ("grid: {local.lrr: [1, 2]}", "local.lrr"),
         ("grid: {local: {lr: [1]}}", "grid.local"),
+        ("grid: {channel.noise: [0.1, 0.2]}", "grid cannot hold channel.noise: write noise"),
+        ("grid: {seed: [1, 2]}", "grid cannot hold seed: write seeds"),
+        ("grid: {name: [a, b]}", "grid cannot hold name"),
+        ("settings: {output_dir: x}", "settings cannot hold output_dir"),
+        ("settings: {aggregator: {name: fedavg}}", "settings cannot hold aggregator.name: write methods"),
+        ("data: {synthetic: {channel.noise: 1}}", "data.synthetic cannot hold channel.noise: write noise"),
+        ("methods: {local: {data.name: mnist}}", "methods.local cannot hold data.name: write data"),
         ("metric: loss/train", "metric is 'loss/train'"),
         ("name: x", "unknown key name"),
     ],
@@ -158,6 +165,12 @@ def test_every_cell_is_checked_first_and_mistakes_have_their_line(tmp_path, text
     assert message in str(caught.value)
     assert f"{path}, line {list(lines.values()).index(text) + 1}" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("values", ["local.lr: [0.01, 1e-2]", "metric: [accuracy/trained, accuracy/received]"])
+def test_values_of_a_grid_that_make_no_other_run_are_refused(tmp_path, values):
+    with pytest.raises(ConfigError, match="one run twice"):
+        cells_of(tmp_path, f"{TWO}grid: {{{values}}}\n")
 
 
 def test_a_file_that_is_no_utf8_is_one_line(tmp_path):
