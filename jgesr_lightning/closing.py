@@ -12,7 +12,9 @@ from jgesr_lightning.records import RoundRecord, remarks
 KINDS = ("received", "trained")
 
 
-def closing_lines(records: Sequence[RoundRecord], folder: Path, rounds: int, finished: bool) -> list[str]:
+def closing_lines(
+    records: Sequence[RoundRecord], folder: Path, rounds: int, finished: bool, metric: str = "accuracy/received"
+) -> list[str]:
     """Return the last lines of a run.
 
     Args:
@@ -20,15 +22,19 @@ def closing_lines(records: Sequence[RoundRecord], folder: Path, rounds: int, fin
         folder: the run's folder.
         rounds: rounds that the run was to have.
         finished: whether it had them all.
+        metric: the accuracy that leads: its kind of model comes first, and the best round is the best by it.
     """
     measured = [record for record in records if record.round > 0 and "accuracy/received" in record.metrics]
     lines = []
     if measured:
-        lines += _accuracies(measured[-1])
-        if finished:
-            best = max(measured, key=lambda record: record.metrics["accuracy/received"])
-            value = f"{100 * best.metrics['accuracy/received']:.2f} %"
-            lines.append(f"  best for orientation, chosen on the test set: round {best.round}, received {value}")
+        kinds = sorted(KINDS, key=lambda kind: not metric.startswith(f"accuracy/{kind}"))
+        lines += _accuracies(measured[-1], kinds)
+        values = {record.round: float(record.metrics[metric]) for record in measured if metric in record.metrics}
+        if finished and values:
+            best = max(values, key=lambda number: values[number])
+            word = metric.removeprefix("accuracy/").replace("_", " ")
+            value = f"{word} {100 * values[best]:.2f} %"
+            lines.append(f"  best for orientation, chosen on the test set: round {best}, {value}")
     lines += [f"note: {remark['text']}" for remark in remarks(records)]
     lines.append(f"results: {folder}")
     call, place = program(), shlex.quote(str(folder))
@@ -40,11 +46,11 @@ def closing_lines(records: Sequence[RoundRecord], folder: Path, rounds: int, fin
     return lines
 
 
-def _accuracies(record: RoundRecord) -> list[str]:
+def _accuracies(record: RoundRecord, kinds: Sequence[str]) -> list[str]:
     """Return the accuracies of a round, one line a kind of model."""
     clients = len(next(iter(record.clients.values()), []))
     lines = [f"accuracy after round {record.round}, mean over {clients} clients:"]
-    for kind in KINDS:
+    for kind in kinds:
         values = [record.metrics.get(f"accuracy/{kind}{ending}") for ending in ("", "_weighted", "_worst")]
         if None not in values:
             plain, weighted, worst = (f"{100 * float(value or 0):.2f} %" for value in values)

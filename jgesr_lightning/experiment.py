@@ -203,7 +203,7 @@ def _drive(
                 f"stopped by {stop.received or 'another process'} after round {state.round} of "
                 f"{config.rounds}, saved; go on with resume=auto"
             )
-        for line in closing_lines(state.records, folder, config.rounds, status == "finished"):
+        for line in closing_lines(state.records, folder, config.rounds, status == "finished", config.metric):
             say(line)
     return Result(status, folder, state.round, stop.received or "")
 

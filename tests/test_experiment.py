@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from jgesr_lightning.closing import closing_lines
 from jgesr_lightning.config import load_config
+from jgesr_lightning.records import RoundRecord
 from jgesr_lightning.runtime import checkpoint
 from tests.processes import Started, models, write_config
 
@@ -81,6 +83,21 @@ def test_it_says_what_it_does_and_how_far_it_is(base):
         f"next: python -m jgesr_lightning report {run}   (or figures, table, export)",
         f"more rounds: python -m jgesr_lightning train {run}/config.yaml resume=auto rounds=6",
     ]
+
+
+def test_the_metric_that_leads_comes_first_and_chooses_the_best_round(tmp_path):
+    def record(number, received, trained):
+        accuracies = {"received": received, "trained": trained}
+        metrics = {
+            f"accuracy/{k}{end}": value for k, value in accuracies.items() for end in ("", "_weighted", "_worst")
+        }
+        return RoundRecord(number, metrics, {"accuracy/received": [received] * 2})
+
+    records = [record(1, 0.6, 0.7), record(2, 0.5, 0.9), record(3, 0.4, 0.8)]
+    lines = closing_lines(records, tmp_path, 3, True, "accuracy/trained")
+    assert [line.split()[0] for line in lines[1:3]] == ["trained", "received"]
+    assert lines[3] == "  best for orientation, chosen on the test set: round 2, trained 90.00 %"
+    assert closing_lines(records, tmp_path, 3, True)[3].endswith("round 1, received 60.00 %")
 
 
 def test_bf16_trains_in_low_precision_and_aggregates_in_full_and_says_that_a_cpu_is_slow_at_it(base):

@@ -65,8 +65,8 @@ class Folder:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file, strict=True)
             rows = list(reader)
-        if reader.fieldnames is None:
-            raise ValueError("the file is empty")
+            if reader.fieldnames is None:  # asked for while the file is open: it may try to read
+                raise ValueError("the file is empty")
         if any(None in row or None in row.values() for row in rows):
             raise ValueError("a row is not as long as the header")
         return list(reader.fieldnames), rows

@@ -173,3 +173,10 @@ def test_pictures_are_drawn_whatever_the_environment_names(tmp_path, backend):
         [sys.executable, "-c", imported], env=os.environ | {"MPLBACKEND": backend}, capture_output=True, text=True
     )
     assert done.stdout.strip() == backend, done.stderr  # nobody else's environment is changed
+
+
+def test_an_empty_table_of_metrics_is_said_to_be_empty(tmp_path, capsys):
+    make_run(tmp_path, "good", 0.8)
+    make_run(tmp_path, "bad", 0.8, seed=1)
+    (tmp_path / "bad" / "metrics.csv").write_text("")
+    assert "metrics.csv cannot be read (ValueError: the file is empty)" in outputs(tmp_path, capsys)[1]
