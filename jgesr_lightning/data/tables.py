@@ -63,7 +63,7 @@ def _label_place(path: Path, columns: list[str], label: str) -> int:
         found = ", ".join(columns)[:100] or "nothing"
         raise DataError(
             f"{path} has no column {label!r}{nearest(label, columns)}; its first line names {found}; name the column "
-            "of labels in data.label (columns are separated by commas)"
+            "of labels in data.label, or by --label (columns are separated by commas)"
         )
     twice = sorted({name for name in columns if columns.count(name) > 1})
     if twice:
