@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -64,9 +65,13 @@ class Result:
     @property
     def graph(self) -> Tensor:
         """(K, K) float64: the graph, or the mixing matrix, of the last round."""
-        with np.load(self.folder / "graphs.npz") as graphs:
-            last = max(name for name in graphs.files if re.fullmatch(r"round_\d+", name))
-            return torch.from_numpy(graphs[last])
+        path = self.folder / "graphs.npz"
+        try:
+            with np.load(path) as graphs:
+                last = max(name for name in graphs.files if re.fullmatch(r"round_\d+", name))
+                return torch.from_numpy(graphs[last])
+        except (OSError, ValueError, EOFError, BadZipFile) as error:
+            raise ConfigError(f"{path} cannot be read ({error})") from None
 
     @property
     def models(self) -> Trained:
@@ -79,7 +84,10 @@ class Result:
         path = self.folder / name
         if not path.is_file():
             raise ConfigError(f"there is no {path}; logging.csv=true writes it")
-        return pd.read_csv(path)
+        try:
+            return pd.read_csv(path)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path} cannot be read ({error})") from None
 
 
 def run(config: Config) -> Result:

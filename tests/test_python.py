@@ -11,7 +11,8 @@ import pytest
 import torch
 from nbclient import NotebookClient
 
-from jgesr_lightning import load_config
+from jgesr_lightning import Result, load_config
+from jgesr_lightning.config import ConfigError
 
 ROOT = Path(__file__).parent.parent
 SETTINGS = (
@@ -34,6 +35,18 @@ def test_a_result_leads_to_what_the_run_found(tmp_path):
     assert result.graph.shape == (4, 4)
     torch.testing.assert_close(result.graph.sum(1), torch.ones(4, dtype=torch.float64))
     assert result.models.client(3).client == 3
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 no archive", b"\xff\xfe\x00"])
+def test_files_that_are_damaged_or_gone_are_named(tmp_path, content):
+    result = Result("finished", tmp_path, 2)
+    for name, read in (("metrics.csv", lambda: result.metrics), ("graphs.npz", lambda: result.graph)):
+        with pytest.raises(ConfigError, match=name):
+            read()
+        (tmp_path / name).write_bytes(content)
+        if name == "graphs.npz" or content != b"PK\x03\x04 no archive":  # which reads as a table of one column
+            with pytest.raises(ConfigError, match=name):
+                read()
 
 
 @pytest.mark.processes
