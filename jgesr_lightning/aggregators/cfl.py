@@ -6,12 +6,15 @@ import itertools
 from typing import Any, ClassVar
 
 import torch
+from scipy.cluster import hierarchy
 from torch import Tensor
 
 from jgesr_lightning.aggregators.base import Aggregate, Aggregator, Upload, mix, note_self_weights
 from jgesr_lightning.aggregators.geometry import reduced_gram
-from jgesr_lightning.checks import number, whole
+from jgesr_lightning.checks import number, one_of, whole
 from jgesr_lightning.graph import cosine_from_gram
+
+LINKAGES = ("complete", "single")
 
 
 class CFL(Aggregator):
@@ -23,8 +26,9 @@ class CFL(Aggregator):
 
     .. math:: \|\sum_{k \in C} \zeta_k \Delta_k\| < \epsilon_1 \;\text{and}\; \max_{k \in C} \|\Delta_k\| > \epsilon_2
 
-    (zeta normalised inside C). The two parts come from complete-linkage clustering of the cosine similarity of the
-    updates, as in the authors' code. ``psi`` is the weighted mean inside each cluster.
+    (zeta normalised inside C). The publication's two parts are those whose largest cosine similarity of updates across
+    is the least possible, which `linkage` "single" gives; its authors' code takes the last two groups of
+    complete-linkage clustering, and so does the default. ``psi`` is the weighted mean inside each cluster.
 
     The absolute thresholds depend on the model and the step size. The default is the relative form
     ``||mean|| < eps1_rel max ||.||``, which does not: the mean of n unrelated updates of equal length is 1/sqrt(n)
@@ -39,6 +43,7 @@ class CFL(Aggregator):
         eps1_rel: relative threshold.
         warmup_rounds: aggregations before the first split. The authors wait for 20 of some 100 rounds.
         min_cluster_size: clusters with no more participants than this are not split (2 in the authors' code).
+        linkage: how a cluster is split: "complete" (the authors' code) or "single" (the publication's optimum).
     """
 
     name: ClassVar[str] = "cfl"
@@ -51,6 +56,7 @@ class CFL(Aggregator):
         eps1_rel: float = 0.4,
         warmup_rounds: int = 10,
         min_cluster_size: int = 2,
+        linkage: str = "complete",
     ) -> None:
         super().__init__()
         for name, value in (("eps1", eps1), ("eps2", eps2)):
@@ -61,6 +67,8 @@ class CFL(Aggregator):
         number("eps1_rel", eps1_rel, at_least=0)
         whole("warmup_rounds", warmup_rounds)
         whole("min_cluster_size", min_cluster_size, at_least=1)
+        one_of("linkage", linkage, LINKAGES)
+        self.linkage = linkage
         self.eps1, self.eps2, self.eps1_rel = eps1, eps2, eps1_rel
         self.warmup_rounds, self.min_cluster_size = warmup_rounds, min_cluster_size
         self.rounds = 0
@@ -94,7 +102,8 @@ class CFL(Aggregator):
             if self.rounds < self.warmup_rounds or not self._incongruent(products, scale, upload.weights, rows):
                 clusters.append(cluster)
                 continue
-            parts = [[rows[i] for i in part] for part in bipartition(cosine_from_gram(products[rows][:, rows]))]
+            halves = bipartition(cosine_from_gram(products[rows][:, rows]), self.linkage)
+            parts = [[rows[i] for i in half] for half in halves]
             parts.sort(key=lambda part: (len(part), float(upload.weights[part].sum())), reverse=True)
             leaving = {int(upload.clients[row]) for row in parts[1]}
             clusters.append([client for client in cluster if client not in leaving])
@@ -124,20 +133,13 @@ class CFL(Aggregator):
         return norm_of_mean < self.eps1_rel * largest_norm
 
 
-def bipartition(similarity: Tensor) -> tuple[list[int], list[int]]:
-    """Return the two groups left by complete-linkage agglomeration of (n, n) similarities, n >= 2.
+def bipartition(similarity: Tensor, linkage: str = "complete") -> tuple[list[int], list[int]]:
+    """Return the last two groups of an agglomeration of (n, n) similarities, n >= 2.
 
-    The two groups whose least similar members are the most alike are merged until two groups are left.
+    Single linkage leaves the two groups whose largest similarity across is the least possible; complete linkage keeps
+    the least similar members of a group alike.
     """
-    linkage = similarity.clone()
-    linkage.fill_diagonal_(-torch.inf)
-    groups = [[i] for i in range(len(linkage))]
-    while len(groups) > 2:
-        i, j = sorted(divmod(int(linkage.argmax()), len(groups)))
-        merged = torch.minimum(linkage[i], linkage[j])
-        linkage[i], linkage[:, i] = merged, merged
-        linkage[i, i] = -torch.inf
-        keep = [k for k in range(len(groups)) if k != j]
-        linkage = linkage[keep][:, keep]
-        groups[i] += groups.pop(j)
-    return sorted(groups[0]), sorted(groups[1])
+    upper = similarity[tuple(torch.triu_indices(*similarity.shape, offset=1))]
+    tree = hierarchy.linkage((1 - upper.to("cpu", torch.float64)).numpy(), linkage)
+    second = hierarchy.cut_tree(tree, n_clusters=2)[:, 0] == 1
+    return (~second).nonzero()[0].tolist(), second.nonzero()[0].tolist()

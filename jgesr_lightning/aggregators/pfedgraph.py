@@ -26,6 +26,11 @@ class PFedGraph(Aggregator):
 
     Clients add ``-lam_local cos(x, psi_k)`` to their loss.
 
+    The authors' code (github.com/MediaBrain-SJTU/pFedGraph, PyTorch) differs in four things: cosines above 0.9 count as
+    1; the local term is the inner product of x / ||x|| with ``sum_j a_kj x_j / ||x_j||``, each neighbour normalised by
+    itself; it enters the loss with a plus, which drives x away from its neighbours; and it is left out in the first
+    round. Here the text of the publication is followed.
+
     Args:
         lam: trade-off, 0.8 as published.
         lam_local: weight of the clients' dissimilarity term, 0.01 as published.

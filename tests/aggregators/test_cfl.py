@@ -144,12 +144,35 @@ def test_sharded_over_several_rounds():
     assert len(whole.clusters) == 4
 
 
-def test_bipartition_is_scipys_complete_linkage():
-    hierarchy = pytest.importorskip("scipy.cluster.hierarchy")
-    for seed, count in itertools.product(range(10), (2, 3, 6, 11)):
-        points = torch.randn(count, 3, generator=torch.Generator().manual_seed(seed)).double()
-        similarity = torch.nn.functional.cosine_similarity(points[:, None], points[None], dim=-1)
-        upper = (1 - similarity)[torch.triu_indices(count, count, 1).unbind()]
-        labels = hierarchy.fcluster(hierarchy.linkage(upper.numpy(), "complete"), 2, "maxclust")
-        expected = {frozenset(i for i in range(count) if labels[i] == label) for label in set(labels)}
-        assert set(map(frozenset, bipartition(similarity))) == expected
+def agglomerated(similarity):
+    """Return the two groups left by merging, time and again, those whose least similar members are the most alike."""
+    groups = [[i] for i in range(len(similarity))]
+    while len(groups) > 2:
+        first, second = max(
+            itertools.combinations(groups, 2), key=lambda pair: min(similarity[i, j] for i in pair[0] for j in pair[1])
+        )
+        groups = [group for group in groups if group not in (first, second)] + [first + second]
+    return {frozenset(group) for group in groups}
+
+
+def across(similarity, groups):
+    first, second = groups
+    return max(float(similarity[i, j]) for i in first for j in second)
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("count", [2, 3, 6, 8])
+def test_bipartitions_are_those_of_a_loop_and_of_trying_all(seed, count):
+    points = torch.randn(count, 3, generator=torch.Generator().manual_seed(seed)).double()
+    similarity = torch.nn.functional.cosine_similarity(points[:, None], points[None], dim=-1)
+    assert set(map(frozenset, bipartition(similarity))) == agglomerated(similarity)
+    everyone = set(range(count))
+    halves = [set(half) | {0} for n in range(count - 1) for half in itertools.combinations(range(1, count), n)]
+    best = min(across(similarity, (half, everyone - half)) for half in halves)
+    found = bipartition(similarity, "single")
+    assert sorted(found[0] + found[1]) == sorted(everyone)
+    assert across(similarity, found) == best
+
+
+def test_clients_that_are_all_alike_are_still_split_in_two():
+    assert all(bipartition(torch.ones(4, 4), linkage)[k] for linkage in ("complete", "single") for k in (0, 1))
