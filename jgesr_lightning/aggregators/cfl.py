@@ -139,7 +139,7 @@ def bipartition(similarity: Tensor, linkage: str = "complete") -> tuple[list[int
     Single linkage leaves the two groups whose largest similarity across is the least possible; complete linkage keeps
     the least similar members of a group alike.
     """
-    upper = similarity[tuple(torch.triu_indices(*similarity.shape, offset=1))]
+    upper = similarity[tuple(torch.triu_indices(len(similarity), len(similarity), 1))]
     tree = hierarchy.linkage((1 - upper.to("cpu", torch.float64)).numpy(), linkage)
     second = hierarchy.cut_tree(tree, n_clusters=2)[:, 0] == 1
     return (~second).nonzero()[0].tolist(), second.nonzero()[0].tolist()
