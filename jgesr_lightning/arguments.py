@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import shlex
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +19,23 @@ from jgesr_lightning.config.section import ConfigError
 def program() -> str:
     """Return how this program was called, as one would type it."""
     return "jgesr" if Path(sys.argv[0]).name == "jgesr" else "python -m jgesr_lightning"
+
+
+def invocation() -> str:
+    """Return how to call this program once more from here, so that a printed line can be copied."""
+    if program() == "jgesr":
+        return _called("jgesr", sys.argv[0])
+    return f"{_called('python', sys.executable)} -m jgesr_lightning"
+
+
+def _called(name: str, path: str) -> str:
+    """Return `name` where the shell finds that program by it, else its path, a short one if it lies below."""
+    path = os.path.abspath(path)
+    found = shutil.which(name)
+    if found is not None and os.path.abspath(found) == path:
+        return name
+    here = os.getcwd() + os.sep
+    return shlex.quote(path.removeprefix(here))
 
 
 class CommandParser(argparse.ArgumentParser):

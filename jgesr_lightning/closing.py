@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from jgesr_lightning.arguments import program
+from jgesr_lightning.arguments import invocation
 from jgesr_lightning.records import RoundRecord, remarks
 
 KINDS = ("received", "trained")
@@ -37,7 +37,7 @@ def closing_lines(
             lines.append(f"  best for orientation, chosen on the test set: round {best}, {value}")
     lines += [f"note: {remark['text']}" for remark in remarks(records)]
     lines.append(f"results: {folder}")
-    call, place = program(), shlex.quote(str(folder))
+    call, place = invocation(), shlex.quote(str(folder))
     if finished:
         lines.append(f"next: {call} report {place}   (or figures, table, export)")
         lines.append(f"more rounds: {call} train {place}/config.yaml resume=auto rounds={2 * rounds}")

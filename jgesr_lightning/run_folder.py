@@ -54,6 +54,8 @@ def open_folder(config: Config, folder: Path, held: ExitStack, data_digest: str 
             _resumable(config, folder, data_digest)
         held.enter_context(locked(folder.parent / f".{folder.name}.lock"))
         resumed = _resumable(config, folder, data_digest)
+        if resumed is None and config.resume == "auto":
+            say(f"resume=auto: there is no checkpoint in {folder}; starting anew")
         if resumed is not None:
             for reason in resumed.passed_over:
                 say(f"{reason.split('; ')[0]}: passed over, {resumed.folder} is used")

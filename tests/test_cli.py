@@ -275,3 +275,25 @@ def test_init_copies_what_ships_and_overwrites_nothing(tmp_path, capsys, monkeyp
     assert cli.main(["config", "mnist_s01"]) == 0
     assert "seed: 3" in capsys.readouterr().out
     assert cli.main(["init", "work", "more"]) == 2 and "init --help" in one_line(capsys)
+
+
+def test_a_printed_command_can_be_copied(tmp_path, monkeypatch):
+    """It names the program as the shell finds it, or where it lies."""
+    from jgesr_lightning.arguments import invocation
+
+    environment = tmp_path / ".venv" / "bin"
+    environment.mkdir(parents=True)
+    for name in ("python", "jgesr"):
+        (environment / name).write_text("#!/bin/sh\n")
+        (environment / name).chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(environment / "python"))
+    monkeypatch.setattr(sys, "argv", ["/x/jgesr_lightning/__main__.py", "train"])
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert invocation() == ".venv/bin/python -m jgesr_lightning"
+    monkeypatch.setattr(sys, "argv", [".venv/bin/jgesr", "train"])
+    assert invocation() == ".venv/bin/jgesr"
+    monkeypatch.setenv("PATH", str(environment))
+    assert invocation() == "jgesr"
+    monkeypatch.setattr(sys, "argv", ["/x/jgesr_lightning/__main__.py", "train"])
+    assert invocation() == "python -m jgesr_lightning"

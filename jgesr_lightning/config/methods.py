@@ -50,7 +50,9 @@ def refuse_unknown(settings: Iterable[str], method: str) -> None:
     for key in settings:
         if key not in known:
             name, options = names.label(method), ", ".join(known) or "none"
-            raise ValueError(f"aggregator.{key} is no setting of {name}{nearest(key, known)}; its settings: {options}")
+            raise ValueError(
+                f"aggregator.{key} is no setting of {name}{nearest(key, [*known, 'name'])}; its settings: {options}"
+            )
 
 
 def checked_settings(method: str, settings: dict[str, Any]) -> dict[str, Any]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 
-from jgesr_lightning.arguments import CommandParser
+from jgesr_lightning.arguments import CommandParser, invocation
 from jgesr_lightning.runtime.files import write_text
 from jgesr_lightning.study.cells import choose, find_study, load_study, parse_part
 from jgesr_lightning.study.processes import default_workers, training
@@ -51,7 +52,7 @@ def main(argv: Sequence[str], run: Callable[[Sequence[str]], int]) -> int:
         teller(f"{name}: {len(cells)} cells, {workers} at once")
     outcome = run_cells(cells, training(run, workers), teller, workers)
     teller(f"{name}: {len(outcome.finished)} of {len(cells)} cells finished")
-    teller(f"tables: python -m jgesr_lightning table {folder}")
+    teller(f"tables: {invocation()} table {shlex.quote(str(folder))}")
     if outcome.elsewhere:
         teller(f"run by other processes: {', '.join(outcome.elsewhere)}")
     _complain(outcome)
