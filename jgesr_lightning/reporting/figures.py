@@ -337,7 +337,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = tables_of(arguments.folders, arguments.metric, arguments.reference, drawn=True)
     if not found.metric.startswith("accuracy/"):
         raise ConfigError(f"--metric is {found.metric!r}; figures show accuracies, such as {METRIC}")
-    target = arguments.out or beside(arguments.folders[0], "figures")
+    target = arguments.out or beside(arguments.folders, "figures")
     count = 0
     for drawing in draw(found.collection.runs, found.metric, arguments.reference or found.reference):
         for path in plots.save(drawing.figure, target / drawing.name):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from jgesr_lightning.paths import user_path
@@ -28,7 +30,13 @@ def _place(text: str) -> str:
     return str(user_path(text))
 
 
-def beside(root: str, name: str) -> Path:
-    """Return where results of a folder of runs go: into it; those of a file of stored results: beside it."""
-    path = user_path(root)
-    return path / name if path.is_dir() else path.with_name(f"{path.name.partition('.json')[0]}_{name}")
+def beside(roots: Sequence[str], name: str) -> Path:
+    """Return where results go: into a folder of runs, beside a file of stored results.
+
+    Those of several, which are nobody's own, go into the folder that they all lie in.
+    """
+    first, *more = (user_path(root) for root in roots)
+    if more:
+        places = [os.path.abspath(path.parent) for path in (first, *more)]
+        return Path(os.path.relpath(os.path.commonpath(places))) / name
+    return first / name if first.is_dir() else first.with_name(f"{first.name.partition('.json')[0]}_{name}")

@@ -131,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=user_path, metavar="FILE", help="the page (RUNS/report.html)")
     arguments = parser.parse_args(argv)
     found = tables_of(arguments.folders, arguments.metric, arguments.reference, drawn=True)
-    target = arguments.out or beside(arguments.folders[0], "report.html")
+    target = arguments.out or beside(arguments.folders, "report.html")
     target.parent.mkdir(parents=True, exist_ok=True)
     write_text(target, page(found, target))
     print(target)

@@ -47,8 +47,10 @@ def _column(table: Table, column: Column) -> str:
         f"{where}: {names} {'has' if len(leaders) == 1 else 'have'} the best mean, {_value(table, first, column)}"
     ]
     sentences[0] += f" over {_seeds(entries[first].value.n)}"
-    if unknown and not clear and not level:
-        nearest = min(unknown, key=lambda label: abs(rest[label].mean))
+    apart = [label for label in unknown if rest[label].n == 0]
+    once = [label for label in unknown if label not in apart]
+    if once and not clear and not level:
+        nearest = min(once, key=lambda label: abs(rest[label].mean))
         sentences.append(
             f"With {_seeds(min(entry.value.n for entry in entries.values()))} nothing can be said of chance: "
             f"the lead over {nearest}, the next, is {rest[nearest].mean:+.2f}"
@@ -66,8 +68,12 @@ def _column(table: Table, column: Column) -> str:
         ]
         texts += [f"{len(level) - _NAMED} others"] if len(level) > _NAMED else []
         sentences.append(f"It cannot be told apart from {_listed(texts)}")
-    if unknown and (clear or level):
-        sentences.append(f"No seeds in common, or one only, with {_listed(unknown)}")
+    if once and (clear or level):
+        sentences.append(f"It has one seed in common with {_listed(once)}")
+    if apart:
+        sentences.append(
+            f"No lead is told over {_listed(apart)}, which share no seed with it: other clients, other data"
+        )
     marked = [f"{label}{mark_text(entry.marks)}" for label, entry in entries.items() if entry.marks]
     if marked:
         sentences.append(f"Runs of {_listed(marked)} carry a remark below the table")

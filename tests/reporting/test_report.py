@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jgesr_lightning.reporting import report
+from jgesr_lightning.reporting.options import beside
 from jgesr_lightning.reporting.tables import tables_of
 from jgesr_lightning.reporting.words import summary
 from tests.reporting.synthetic import make_run
@@ -119,6 +120,23 @@ def test_words_for_one_seed_and_for_one_method(tmp_path):
     (text,) = summary(table)
     assert text.startswith("mnist s=0.1: jgesr has the best mean, 95.00 % over one seed. With one seed nothing can be")
     assert "fedavg, the next, is +5.00" in text
+
+
+def test_no_lead_is_told_between_runs_of_other_seeds(tmp_path):
+    make_run(tmp_path, "a", 0.9, method="fedavg", seed=3)
+    make_run(tmp_path, "b", 0.95, method="jgesr", seed=0)
+    (table,) = tables_of([tmp_path]).tables
+    (text,) = summary(table)
+    assert text.endswith("No lead is told over fedavg, which share no seed with it: other clients, other data.")
+    assert "+5.00" not in text
+
+
+def test_results_of_several_folders_go_where_they_all_lie(tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir(), two.mkdir()
+    assert beside([str(one)], "figures") == one / "figures"
+    assert beside([str(one), str(two)], "figures").resolve() == tmp_path / "figures"
+    assert beside([str(tmp_path / "stored.json")], "figures") == tmp_path / "stored_figures"
 
 
 def test_a_metric_without_pictures_and_one_table_a_protocol(tmp_path):
