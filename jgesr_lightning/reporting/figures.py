@@ -162,7 +162,7 @@ def _clients(block: Block, table: Table, column: Column) -> Iterator[Drawing]:
         title = column_title(column)
         yield Drawing(
             f"clients_{title}",
-            f"{title}: {describe(base)} of every client of every seed after the last round, one point each; the stroke "
+            f"{title}: {describe(base).partition(', ')[0]}, after the last round: a point a client and seed; the stroke "
             "is their mean, and the worst is named.",
             client_plot(rows, _ylabel(base), title),
             "clients",
