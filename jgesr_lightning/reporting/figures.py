@@ -162,8 +162,8 @@ def _clients(block: Block, table: Table, column: Column) -> Iterator[Drawing]:
         title = column_title(column)
         yield Drawing(
             f"clients_{title}",
-            f"{title}: {describe(base).partition(', ')[0]}, after the last round: a point a client and seed; the stroke "
-            "is their mean, and the worst is named.",
+            f"{title}: {describe(base).partition(', ')[0]}, after the last round: a point a client and seed; "
+            "the stroke is their mean, and the worst is named.",
             client_plot(rows, _ylabel(base), title),
             "clients",
         )
