@@ -327,6 +327,8 @@ def test_the_best_keeps_its_mark(tmp_path):
 
 
 def test_the_reference_is_chosen_the_studys_first_or_jgesr(tmp_path):
+    tmp_path = tmp_path / "inner"  # its parent holds nothing of other tests
+    tmp_path.mkdir()
     study(tmp_path)
     make_run(tmp_path, "mnist_s0.1_alone_seed0", 0.5, method="local")
     assert built([tmp_path])[0][0].reference == "jgesr"
