@@ -61,8 +61,10 @@ def test_killed_at_any_moment_and_resumed_it_ends_with_the_same_bits(tmp_path, w
     assert [process.wait() for process in start(straight)] == [0] * world
     draw = random.Random(world)
     for first_round in sorted(draw.sample(range(1, ROUNDS), KILLS[world])):
+        former = checkpoint.newest(broken / "runs" / "tiny" / "checkpoint")  # quick rounds: it may be past that one
+        reached = 0 if former is None else int(former.name.removeprefix("round_"))
         processes = start(broken)
-        processes[0].wait_for(f"round {first_round}/")
+        processes[0].wait_for(f"round {max(first_round, reached + 1)}/")
         time.sleep(draw.uniform(0, 0.1))
         for process in processes:
             process.process.kill()
