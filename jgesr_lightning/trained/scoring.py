@@ -50,17 +50,23 @@ def own_accuracies(trained: Trained, kind: str) -> list[float]:
     return results
 
 
+def _parser(name: str, description: str, example: str) -> CommandParser:
+    """Return the parser of a command that applies a run's models."""
+    parser = CommandParser(name, description, example)
+    parser.add_argument("run", metavar="RUN", help="folder of a run, or of an export")
+    parser.add_argument("--what", help="received or trained (default: trained, if it was kept)")
+    return parser
+
+
 def predict_main(arguments: Sequence[str]) -> int:
     """Run the command `predict`."""
-    parser = CommandParser(
+    parser = _parser(
         "predict",
         "Classify samples by a client's model; prints a table: sample, class, probability.",
         "predict runs/mnist_s01 --client 3 digit.png",
     )
-    parser.add_argument("run", metavar="RUN", help="folder of a run, or of an export")
     parser.add_argument("files", metavar="FILE", nargs="+", help="images, .pt or .npz with x, or .csv of features")
     parser.add_argument("--client", type=int, required=True, help="whose model: 0 to K - 1")
-    parser.add_argument("--what", help="received or trained (default: trained, if it was kept)")
     given = parser.parse_args(list(arguments))
     model = open_trained(given.run).client(given.client, given.what)
     read = [unlabelled(user_path(file), model.input_shape) for file in given.files]
@@ -75,19 +81,17 @@ def predict_main(arguments: Sequence[str]) -> int:
 
 def evaluate_main(arguments: Sequence[str]) -> int:
     """Run the command `evaluate`."""
-    parser = CommandParser(
+    parser = _parser(
         "evaluate",
         "Score every client's model, on new data or on the client's own test samples; prints a table.",
         "evaluate runs/mnist_s01 --data new/",
     )
-    parser.add_argument("run", metavar="RUN", help="folder of a run, or of an export")
     parser.add_argument(
         "--data",
         metavar="PATH",
         help="folder of class folders of images, .pt or .npz with x and y, or .csv (default: each client's own tests)",
     )
     parser.add_argument("--label", default="label", help="name of the column of labels of a .csv file")
-    parser.add_argument("--what", help="received or trained (default: trained, if it was kept)")
     given = parser.parse_args(list(arguments))
     trained = open_trained(given.run)
     kind = trained.best_kind(given.what)

@@ -18,14 +18,6 @@ TORCHRUN = {
     "MASTER_ADDR": "first",
     "MASTER_PORT": "29400",
 }
-
-
-@pytest.fixture(autouse=True)
-def started_from_a_file(monkeypatch):
-    """Let the tests' own process be a program that could be started again, which a worker of theirs is not."""
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)
-
-
 BATCH = {"SLURM_NTASKS": "1", "SLURM_JOB_NAME": "jgesr", "SLURM_NNODES": "1", "SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}
 STEP = BATCH | {
     "SLURM_NTASKS": "2",
@@ -35,6 +27,12 @@ STEP = BATCH | {
     "SLURM_LOCALID": "0",
     "SLURM_NODEID": "0",
 }
+
+
+@pytest.fixture(autouse=True)
+def started_from_a_file(monkeypatch):
+    """Let the tests' own process be a program that could be started again, which a worker of theirs is not."""
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)
 
 
 @pytest.fixture
