@@ -84,6 +84,9 @@ def _read(target: str) -> tuple[dict[str, Argument] | None, dict[str, Any]] | No
         return None
     found, constants = inherited
     constants = dict(constants)
+    if any("dataclass" in ast.unparse(decorator) for decorator in classes[name].decorator_list):
+        fields = _fields(classes[name].body)
+        found = None if found is None or fields is None else found | fields
     for item in classes[name].body:
         if isinstance(item, ast.FunctionDef) and item.name == "__init__":
             found = _arguments(item.args)
@@ -111,18 +114,36 @@ def _arguments(arguments: ast.arguments) -> dict[str, Argument] | None:
     positional = arguments.args[1:]
     without = [None] * (len(positional) - len(arguments.defaults))
     defaults = [*without, *arguments.defaults, *arguments.kw_defaults]
-    found = {}
-    for argument, default in zip([*positional, *arguments.kwonlyargs], defaults, strict=True):
-        value = REQUIRED if default is None else _literal(default)
-        if argument.annotation is None or value is Ellipsis:
-            return None
-        try:
-            code = compile(ast.Expression(argument.annotation), "annotation", "eval")
-            hint = eval(code, {"__builtins__": {}, **_PLAIN})
-        except (NameError, TypeError):  # a type of another file's
-            return None
-        found[argument.arg] = Argument(types.NoneType if hint is None else hint, value)
-    return found
+    given = zip([*positional, *arguments.kwonlyargs], defaults, strict=True)
+    return _all_told({argument.arg: _argument(argument.annotation, default) for argument, default in given})
+
+
+def _fields(body: list[ast.stmt]) -> dict[str, Argument] | None:
+    """Return the arguments that the fields of a dataclass are."""
+    items = [item for item in body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)]
+    return _all_told(
+        {
+            item.target.id: _argument(item.annotation, item.value)
+            for item in items
+            if isinstance(item.target, ast.Name) and not ast.unparse(item.annotation).startswith("ClassVar")
+        }
+    )
+
+
+def _argument(annotation: ast.expr | None, default: ast.expr | None) -> Argument | None:
+    value = REQUIRED if default is None else _literal(default)
+    if annotation is None or value is Ellipsis:
+        return None
+    try:
+        hint = eval(compile(ast.Expression(annotation), "annotation", "eval"), {"__builtins__": {}, **_PLAIN})
+    except (NameError, TypeError):  # a type of another file's
+        return None
+    return Argument(types.NoneType if hint is None else hint, value)
+
+
+def _all_told(found: dict[str, Argument | None]) -> dict[str, Argument] | None:
+    told = {name: argument for name, argument in found.items() if argument is not None}
+    return told if len(told) == len(found) else None
 
 
 def _literal(node: ast.expr) -> Any:

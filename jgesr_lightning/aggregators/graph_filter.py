@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -13,6 +14,7 @@ from jgesr_lightning.aggregators.learned_graph import LearnedGraph, edges
 from jgesr_lightning.graph import filter_signals, learn_graph
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class GraphFilter(LearnedGraph):
     r"""One pass of graph learning (Kalofolias, AISTATS 2016) and one of graph filtering: an ablation of `jgesr`.
 
@@ -23,27 +25,10 @@ class GraphFilter(LearnedGraph):
     Missing entries carry no fidelity: Psi minimises ``mu/2 ||M * (Psi - X)||_Z^2 + alpha tr(Psi' L Psi)``, and a gap is
     filled by the neighbours. A coordinate that nobody delivered keeps its previous value.
 
-    Args:
-        alpha, beta, gamma, mu: as in `jgesr`; mu is the weight of the clients' proximal term, too.
-        fidelity: Z, as in `jgesr`: "shares" (diag(zeta)), "scaled" (P zeta for P participants) or "uniform" (identity).
-        neighbours: about how many edges a client is to have, at any size and scale of the models; see `LearnedGraph`.
-        noise_correction: what is taken from the distances before the graph is learnt: "none", the "known" noise of what
-            arrived, or the "estimated"; see `LearnedGraph`.
+    Its settings: see `LearnedGraph`.
     """
 
     name: ClassVar[str] = "graph_filter"
-
-    def __init__(
-        self,
-        alpha: float = 0.05,
-        beta: float = 1.0,
-        gamma: float = 1.0,
-        mu: float = 1.0,
-        fidelity: str = "shares",
-        neighbours: int | None = None,
-        noise_correction: str = "none",
-    ) -> None:
-        super().__init__(alpha, beta, gamma, mu, fidelity, neighbours, noise_correction)
 
     def aggregate(self, upload: Upload) -> Aggregate:
         """Return the filtered models and the learnt graph."""

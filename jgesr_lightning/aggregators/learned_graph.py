@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -22,6 +24,7 @@ STOPS = ("step", "stationarity")
 NOISE_CORRECTIONS = ("none", "known", "estimated")
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class LearnedGraph(Aggregator):
     """Base of `jgesr`, `two_step` and `graph_filter`: the settings of their joint objective J, and its weights Z.
 
@@ -46,28 +49,26 @@ class LearnedGraph(Aggregator):
     mixing: ClassVar[bool] = False
     min_clients: ClassVar[int] = 2
 
-    def __init__(
-        self,
-        alpha: float,
-        beta: float,
-        gamma: float,
-        mu: float,
-        fidelity: str,
-        neighbours: int | None,
-        noise_correction: str,
-    ) -> None:
+    alpha: float = 0.05
+    beta: float = 1.0
+    gamma: float = 1.0
+    mu: float = 1.0
+    fidelity: str = "shares"
+    neighbours: int | None = None
+    noise_correction: str = "none"
+
+    def __post_init__(self) -> None:
         super().__init__()
-        number("alpha", alpha, at_least=0)
-        number("beta", beta, above=0)
-        number("gamma", gamma, at_least=0)
-        number("mu", mu, above=0)
-        one_of("fidelity", fidelity, FIDELITIES)
-        if neighbours is not None:
-            whole("neighbours", neighbours, at_least=1)
-            number("alpha", alpha, above=0)
-        one_of("noise_correction", noise_correction, NOISE_CORRECTIONS)
-        self.problem = Problem(alpha, beta, gamma, mu, neighbours=neighbours)
-        self.fidelity, self.noise_correction = fidelity, noise_correction
+        number("alpha", self.alpha, at_least=0)
+        number("beta", self.beta, above=0)
+        number("gamma", self.gamma, at_least=0)
+        number("mu", self.mu, above=0)
+        one_of("fidelity", self.fidelity, FIDELITIES)
+        if self.neighbours is not None:
+            whole("neighbours", self.neighbours, at_least=1)
+            number("alpha", self.alpha, above=0)
+        one_of("noise_correction", self.noise_correction, NOISE_CORRECTIONS)
+        self.problem = Problem(self.alpha, self.beta, self.gamma, self.mu, neighbours=self.neighbours)
 
     def client_terms(self, proximal_mu: float | None = None) -> tuple[Regulariser, ...]:
         """Return the proximal term ``mu/2 ||x - psi_k||^2``; `proximal_mu` None means the server's own `mu`."""
@@ -102,36 +103,41 @@ class LearnedGraph(Aggregator):
         return zeta * len(zeta) if self.fidelity == "scaled" else zeta
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class JointlySolved(LearnedGraph):
-    """Base of `jgesr` and `two_step`, which minimise J by a solver.
+    """Base of `jgesr` and `two_step`, which minimise J by a solver. Their other settings: see `LearnedGraph`.
 
     Args:
-        alpha, beta, gamma, mu, fidelity, neighbours, noise_correction: see `LearnedGraph`.
+        eps: what the stopping rule compares with.
+        max_iter: stop after that many steps; not to have converged by then is reported, not an error.
+        stop: "step": when ||Psi+ - Psi||_F < eps, as printed, which may be far from a stationary point;
+            "stationarity": when the optimality conditions of J fail by less than eps of their terms, in both blocks.
         init: start from what was "received", or from the "previous" models (those received where there are none).
         graph_scope: one graph for the "model", or one for each "layer".
-        solver: what minimises J.
-        settings: further settings that `info` repeats.
+
+    Attributes:
+        repeated: settings that `info` repeats.
     """
 
-    def __init__(
-        self,
-        alpha: float,
-        beta: float,
-        gamma: float,
-        mu: float,
-        fidelity: str,
-        init: str,
-        graph_scope: str,
-        neighbours: int | None,
-        noise_correction: str,
-        solver: PDCA | Alternating,
-        settings: dict[str, Any],
-    ) -> None:
-        super().__init__(alpha, beta, gamma, mu, fidelity, neighbours, noise_correction)
-        one_of("init", init, INITS)
-        one_of("graph_scope", graph_scope, SCOPES)
-        self.init, self.graph_scope, self.solver = init, graph_scope, solver
-        self.settings = {**settings, "fidelity": fidelity, "init": init, "graph_scope": graph_scope}
+    repeated: ClassVar[tuple[str, ...]] = ("stop", "fidelity", "init", "graph_scope")
+
+    eps: float = 1e-3
+    max_iter: int = 500
+    stop: str = "step"
+    init: str = "received"
+    graph_scope: str = "model"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        number("eps", self.eps, at_least=0)
+        whole("max_iter", self.max_iter, at_least=1)
+        one_of("stop", self.stop, STOPS)
+        one_of("init", self.init, INITS)
+        one_of("graph_scope", self.graph_scope, SCOPES)
+
+    @abstractmethod
+    def solver(self) -> PDCA | Alternating:
+        """Return the solver that the settings ask for."""
 
     @torch.no_grad()
     def aggregate(self, upload: Upload) -> Aggregate:
@@ -148,9 +154,9 @@ class JointlySolved(LearnedGraph):
             start=upload.previous if self.init == "previous" else None,
             previous=upload.previous,
         )
-        (solution,) = self.solver.solve(models)
+        (solution,) = self.solver().solve(models)
         graphs = torch.from_numpy(solution.graphs)
-        info = {**self.settings, **described(solution)}
+        info = {**{name: getattr(self, name) for name in self.repeated}, **described(solution)}
         if layers is None:
             return Aggregate(models.result(), graphs[0], info)
         graph = mean_graph(graphs, layers, upload)
