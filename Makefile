@@ -21,7 +21,7 @@ export JGESR_DATA := $(abspath ../shared/data)
 endif
 endif
 
-.PHONY: help setup train test docs bench bench-gpu lint format table figures report reproduce data slurm test-slurm clean clean-all need-config
+.PHONY: help setup train test docs bench bench-gpu lint format table figures map report reproduce data slurm test-slurm clean clean-all need-config
 
 help: ## list the targets
 	@echo 'usage: make TARGET [CONFIG=mnist_s01] [ARGS="key=value ..."]'; echo
@@ -62,6 +62,9 @@ table: $(RUN) ## tables of the runs in RUNS (default: runs): one folder, or seve
 figures: $(RUN) ## figures of the runs in RUNS (default: runs)
 	@$(runs); $(PY) -m jgesr_lightning figures "$$@" $(ARGS)
 
+map: $(RUN) ## which method leads where, of a study over kappa and noise: make map RUNS=runs/map_small
+	@$(runs); $(PY) -m jgesr_lightning map "$$@" $(ARGS)
+
 report: $(RUN) ## one HTML page with the tables and figures of the runs in RUNS
 	@$(runs); $(PY) -m jgesr_lightning report "$$@" $(ARGS)
 
@@ -69,6 +72,7 @@ reproduce: $(RUN) ## run what is left of a study, then its tables, figures and p
 	@$(PY) -m jgesr_lightning study "$(STUDY)" $(ARGS)
 	@folder=$$($(PY) -m jgesr_lightning study "$(STUDY)" $(ARGS) --folder) && \
 	$(PY) -m jgesr_lightning table "$$folder" --format all --out "$$folder/tables" && \
+	case "$(STUDY)" in *map*) $(PY) -m jgesr_lightning map "$$folder" --format all --out "$$folder/map";; esac && \
 	$(PY) -m jgesr_lightning figures "$$folder" && \
 	$(PY) -m jgesr_lightning report "$$folder"
 

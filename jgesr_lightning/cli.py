@@ -238,6 +238,13 @@ def report(arguments: Sequence[str]) -> int:
     return report.main(arguments)
 
 
+def map_(arguments: Sequence[str]) -> int:
+    """Print and draw where which method leads."""
+    from jgesr_lightning.reporting import map as command
+
+    return command.main(arguments)
+
+
 def study(arguments: Sequence[str]) -> int:
     """Run the cells of a study that are not finished yet."""
     from jgesr_lightning.study import command
@@ -317,6 +324,7 @@ COMMANDS = {
     "table": Command(table, "tables from the runs in folders"),
     "figures": Command(figures, "figures from the runs in folders"),
     "report": Command(report, "one HTML page with both"),
+    "map": Command(map_, "which method leads where, over two settings of a study"),
     "export": Command(export, "a run's models as safetensors files, with a card"),
     "predict": Command(predict, "classes of new samples, by a client's model"),
     "evaluate": Command(evaluate, "accuracy of every client's model, on new data or its own"),

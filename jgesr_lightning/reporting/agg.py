@@ -15,6 +15,7 @@ __all__ = [
     "FigureCanvasAgg",
     "LinearSegmentedColormap",
     "MaxNLocator",
+    "Rectangle",
     "Wedge",
     "mpl",
 ]
@@ -29,7 +30,7 @@ try:
     from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
-    from matplotlib.patches import Wedge
+    from matplotlib.patches import Rectangle, Wedge
     from matplotlib.ticker import MaxNLocator
 finally:
     if _named is not None:

@@ -18,6 +18,9 @@ from jgesr_lightning.paths import user_path
 from jgesr_lightning.reporting import plots
 from jgesr_lightning.reporting.agg import Figure
 from jgesr_lightning.reporting.comparisons import Dot, client_plot, dot_plot, forest_plot
+from jgesr_lightning.reporting.map_grids import caption
+from jgesr_lightning.reporting.map_plot import map_figure
+from jgesr_lightning.reporting.maps import Map, map_of
 from jgesr_lightning.reporting.network import graph_network
 from jgesr_lightning.reporting.options import add_arguments, beside
 from jgesr_lightning.reporting.plots import Series
@@ -26,6 +29,7 @@ from jgesr_lightning.reporting.statistics import interval_of, mean_of
 from jgesr_lightning.reporting.tables import (
     METRIC,
     Table,
+    accuracies_only,
     build,
     column_title,
     describe,
@@ -47,7 +51,7 @@ class Drawing:
         name: file name without suffix.
         caption: what it shows.
         figure: the figure.
-        kind: "compare", "clients", "curves" or "graph": the part of a page that it belongs to.
+        kind: "map", "compare", "clients", "curves" or "graph": the part of a page that it belongs to.
     """
 
     name: str
@@ -62,10 +66,13 @@ def draw(runs: Sequence[Run], metric: str = METRIC, reference: str | None = None
     For each data set, noise level and missing rate: means with intervals beside the paper's values, differences to the
     reference, the distribution over clients, accuracy per round, the last learned graph as a matrix beside the clients'
     classes and as a network, and the objective against the iteration. Accuracy against the missing rate and against
-    the noise level, where there are several. Names are unique, also where upper and lower case are one; each block of
-    comparable runs after the first adds its number.
+    the noise level, where there are several, and the map over kappa and noise. Names are unique, also where upper and
+    lower case are one; each block of comparable runs after the first adds its number.
     """
     taken: set[str] = set()
+    plane = map_of(runs, metric)
+    if plane.is_plane:
+        yield from unique(map_drawings(plane), 1, taken)
     for number, block in enumerate(blocks(runs), 1):
         yield from unique(draw_block(block, build(block, metric, reference)), number, taken)
 
@@ -79,13 +86,15 @@ def unique(drawings: Iterable[Drawing], number: int, taken: set[str]) -> Iterato
         yield replace(drawing, name=name)
 
 
-def draw_block(block: Block, table: Table) -> Iterator[Drawing]:
-    """Yield the figures of one table."""
+def draw_block(block: Block, table: Table, compare_only: bool = False) -> Iterator[Drawing]:
+    """Yield the figures of one table, all or those that compare methods after the last round."""
     metric = table.metric
     for column in block.columns:
         yield from _means(table, column)
     for column in block.columns:
         yield from _differences(table, column)
+    if compare_only:
+        return
     for column in block.columns:
         yield from _clients(block, table, column)
     for column in block.columns:
@@ -95,6 +104,16 @@ def draw_block(block: Block, table: Table) -> Iterator[Drawing]:
     for column in block.columns:
         yield from _graphs(block, column)
         yield from _objectives(block, column)
+
+
+def map_drawings(found: Map, separately: bool = False) -> Iterator[Drawing]:
+    """Yield the picture of a map with all panels in one, or one picture a panel, of which the first says what it is."""
+    if not separately:
+        yield Drawing("map", caption(found, found.panels), map_figure(found), "map")
+        return
+    for place, panel in enumerate(found.panels):
+        told = f"{panel.title}, in the same way." if place else caption(found, [panel])
+        yield Drawing(f"map_{panel.title}", told, map_figure(found, [panel]), "map")
 
 
 def _means(table: Table, column: Column) -> Iterator[Drawing]:
@@ -335,8 +354,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=user_path, metavar="DIR", help="folder of the figures (RUNS/figures)")
     arguments = parser.parse_args(argv)
     found = tables_of(arguments.folders, arguments.metric, arguments.reference, drawn=True)
-    if not found.metric.startswith("accuracy/"):
-        raise ConfigError(f"--metric is {found.metric!r}; figures show accuracies, such as {METRIC}")
+    accuracies_only(found.metric)
     target = arguments.out or beside(arguments.folders, "figures")
     count = 0
     for drawing in draw(found.collection.runs, found.metric, arguments.reference or found.reference):

@@ -13,6 +13,14 @@ from jgesr_lightning.reporting.tables import METRIC
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add where the runs are, what is shown of them and what it is compared with."""
+    add_places(parser)
+    parser.add_argument(
+        "--reference", metavar="METHOD", help="row that the others are compared with (the study's first, else jgesr)"
+    )
+
+
+def add_places(parser: argparse.ArgumentParser) -> None:
+    """Add where the runs are, and what is shown of them."""
     parser.add_argument(
         "folders",
         type=_place,
@@ -21,9 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder that holds runs, at any depth, or a file that `table RUNS --store FILE` wrote",
     )
     parser.add_argument("--metric", help=f"a name in the runs' summaries (default: their setting `metric`, {METRIC})")
-    parser.add_argument(
-        "--reference", metavar="METHOD", help="row that the others are compared with (the study's first, else jgesr)"
-    )
 
 
 def _place(text: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jgesr_lightning.reporting.statistics import Difference, Mean
 from jgesr_lightning.reporting.tables import Entry, Table, column_title, mark_text, shows_paper
@@ -26,7 +26,7 @@ class Cell:
         text: what stands in it.
         bold: whether it is set in bold.
         beside: what follows in plain type: marks and the number of seeds.
-        kind: "value", "beside" (context of a value) or "label".
+        kind: "value", "beside" (context of a value), "words" (the same, in more than one line) or "label".
     """
 
     text: str
@@ -45,6 +45,7 @@ class Grid:
         rows: a label and a cell for each column.
         footnotes: what the marks say.
         label: short name, for references.
+        corner: heading of the rows.
     """
 
     caption: str
@@ -52,6 +53,7 @@ class Grid:
     rows: list[list[Cell]]
     footnotes: list[str]
     label: str
+    corner: str = "method"
 
 
 def main_grid(table: Table) -> Grid:
@@ -142,6 +144,24 @@ def value_text(value: Mean) -> str:
     return f"{value.mean:.2f}" + (f" ± {value.std:.2f}" if value.std is not None else "")
 
 
+def parts(grid: Grid, columns: int = 10) -> list[Grid]:
+    """Return a grid in parts that have at most so many columns, but no group cut through: a page is no wider."""
+    found: list[Grid] = []
+    start = 1
+    groups: list[tuple[str, list[str]]] = []
+    for place, group in enumerate(grid.groups):
+        groups.append(group)
+        width = sum(len(names) for _, names in groups)
+        following = grid.groups[place + 1 : place + 2]
+        if following and width + len(following[0][1]) <= columns:
+            continue
+        rows = [[row[0], *row[start : start + width]] for row in grid.rows]
+        last = place == len(grid.groups) - 1
+        found.append(replace(grid, groups=groups, rows=rows, footnotes=grid.footnotes if last else []))
+        start, groups = start + width, []
+    return found
+
+
 def grids(table: Table) -> list[Grid]:
     """Return all grids of a table."""
     return [main_grid(table), *([paired_grid(table)] if table.has_pairs else [])]
@@ -151,15 +171,20 @@ def markdown(table: Table) -> str:
     """Return a table as Markdown."""
     lines = [f"- {markdown_text(line)}" for line in table.protocol]
     for grid in grids(table):
-        lines += ["", f"{markdown_text(grid.caption)}:", ""]
-        head = ["method"]
-        for title, headings in grid.groups:
-            first = f"{title}{headings[0].removeprefix('measured')}" if headings[0] != "difference" else title
-            head += [markdown_text(first), *headings[1:]]
-        lines += [_md_row(head), _md_row(["---", *["---:"] * (len(head) - 1)])]
-        lines += [_md_row([_md_cell(cell) for cell in row]) for row in grid.rows]
-        lines += ["", *(f"{markdown_text(line)}\n" for line in grid.footnotes)] if grid.footnotes else []
+        lines += markdown_grid(grid)
     return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def markdown_grid(grid: Grid) -> list[str]:
+    """Return the lines of one grid as Markdown, an empty one first: caption, table, footnotes."""
+    lines = ["", f"{markdown_text(grid.caption)}:", ""]
+    head = [grid.corner]
+    for title, headings in grid.groups:
+        first = f"{title}{headings[0].removeprefix('measured')}" if headings[0] != "difference" else title
+        head += [markdown_text(first), *headings[1:]] if title else [markdown_text(name) for name in headings]
+    lines += [_md_row(head), _md_row(["---", *["---:"] * (len(head) - 1)])]
+    lines += [_md_row([_md_cell(cell) for cell in row]) for row in grid.rows]
+    return lines + (["", *(f"{markdown_text(line)}\n" for line in grid.footnotes)] if grid.footnotes else [])
 
 
 def _md_row(cells: Sequence[str]) -> str:
@@ -180,19 +205,26 @@ def latex(table: Table, number: int = 1) -> str:
     """
     lines = [f"% {shown(line, 2000)}" for line in table.protocol]
     for grid in grids(table):
-        widths = [len(headings) for _, headings in grid.groups]
-        lines += [r"\begin{table}", r"\centering", rf"\caption{{{tex_text(grid.caption)}.}}"]
-        lines += [rf"\label{{tab:{grid.label}-{number}}}", rf"\begin{{tabular}}{{l{'r' * sum(widths)}}}", r"\toprule"]
+        lines += latex_grid(grid, number)
+    return "\n".join(lines)
+
+
+def latex_grid(grid: Grid, number: int = 1) -> list[str]:
+    """Return the lines of one grid as LaTeX; `number` tells it from others of its name."""
+    widths = [len(headings) for _, headings in grid.groups]
+    lines = [r"\begin{table}", r"\centering", rf"\caption{{{tex_text(grid.caption)}.}}"]
+    lines += [rf"\label{{tab:{grid.label}-{number}}}", rf"\begin{{tabular}}{{l{'r' * sum(widths)}}}", r"\toprule"]
+    if any(title for title, _ in grid.groups):
         titles = [rf"\multicolumn{{{len(names)}}}{{c}}{{{tex_text(title)}}}" for title, names in grid.groups]
-        lines.append(_tex_row(["method", *titles]))
+        lines.append(_tex_row([tex_text(grid.corner), *titles]))
         ends = [1 + sum(widths[: place + 1]) for place in range(len(widths))]
         lines.append("".join(rf"\cmidrule(lr){{{end - w + 1}-{end}}}" for end, w in zip(ends, widths, strict=True)))
-        lines.append(_tex_row(["", *(tex_text(name) for _, names in grid.groups for name in names)]))
-        lines += [r"\midrule", *(_tex_row([_tex_cell(cell) for cell in row]) for row in grid.rows)]
-        lines += [r"\bottomrule", r"\end{tabular}"]
-        lines += [rf"\par\smallskip {{\footnotesize {tex_text(line)}\par}}" for line in grid.footnotes]
-        lines += [r"\end{table}", ""]
-    return "\n".join(lines)
+    corner = "" if any(title for title, _ in grid.groups) else tex_text(grid.corner)
+    lines.append(_tex_row([corner, *(tex_text(name) for _, names in grid.groups for name in names)]))
+    lines += [r"\midrule", *(_tex_row([_tex_cell(cell) for cell in row]) for row in grid.rows)]
+    lines += [r"\bottomrule", r"\end{tabular}"]
+    lines += [rf"\par\smallskip {{\footnotesize {tex_text(line)}\par}}" for line in grid.footnotes]
+    return [*lines, r"\end{table}", ""]
 
 
 def _tex_row(cells: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -19,9 +19,11 @@ from jgesr_lightning.arguments import CommandParser
 from jgesr_lightning.paths import user_path
 from jgesr_lightning.reporting import plots
 from jgesr_lightning.reporting.diagnostics import diagnostics
-from jgesr_lightning.reporting.figures import Drawing, draw_block, unique
+from jgesr_lightning.reporting.figures import Drawing, draw_block, map_drawings, unique
+from jgesr_lightning.reporting.map_grids import panel_grid, standings_grid
+from jgesr_lightning.reporting.maps import map_of
 from jgesr_lightning.reporting.options import add_arguments, beside
-from jgesr_lightning.reporting.render import ABSENT, grids
+from jgesr_lightning.reporting.render import ABSENT, grids, parts
 from jgesr_lightning.reporting.runs import Run, blocks
 from jgesr_lightning.reporting.sources import Folder
 from jgesr_lightning.reporting.tables import Findings, column_title, protocol_text, tables_of
@@ -43,22 +45,20 @@ def page(found: Findings, target: Path) -> str:
         target: where the page will stand: links to the runs are relative to it.
     """
     runs = found.collection.runs
-    room = int(LIMIT * (1 - _FOR_RUNS)) - 600 * len(runs)
-    left_out: list[str] = []
+    pictures = _Pictures(int(LIMIT * (1 - _FOR_RUNS)) - 600 * len(runs))
     taken: set[str] = set()
     sections = []
+    plane = map_of(runs, found.metric) if found.metric.startswith("accuracy/") else None
+    has_map = plane is not None and plane.is_plane
+    of_map: dict[str, Any] = {}
+    if plane is not None and has_map:
+        of_map = {
+            "standings": standings_grid(plane),
+            "grids": [panel_grid(plane, panel) for panel in plane.panels],
+            **pictures.of(unique(map_drawings(plane, separately=True), 1, taken)),
+        }
     for number, (block, table) in enumerate(zip(blocks(runs), found.tables, strict=True), 1):
-        drawings = draw_block(block, table) if table.unit else iter(())
-        drawn: dict[str, list[Mapping[str, Any]]] = {}
-        for drawing in unique(drawings, number, taken):
-            svg = _svg(drawing)
-            if len(svg) > room:
-                left_out.append(drawing.name)
-                continue
-            room -= len(svg)
-            drawn.setdefault(drawing.kind, []).append(
-                {"name": drawing.name, "caption": drawing.caption, "svg": Markup(svg)}
-            )
+        drawings = draw_block(block, table, compare_only=has_map) if table.unit else iter(())
         sections.append(
             {
                 "words": summary(table),
@@ -67,21 +67,49 @@ def page(found: Findings, target: Path) -> str:
                 "protocol": table.protocol,
                 "diagnostics": diagnostics(block, table),
                 "differs": shown(", ".join(f"{key} is {value}" for key, value in block.differs.items()), 1000),
-                **drawn,
+                **pictures.of(unique(drawings, number, taken)),
             }
         )
     environment = Environment(loader=PackageLoader("jgesr_lightning.reporting"), autoescape=True, trim_blocks=True)
     environment.filters["minus"] = _true_minus
+    environment.filters["parts"] = parts
     return environment.get_template("page.html.j2").render(
         title=f"Results of {len(runs)} run{'' if len(runs) == 1 else 's'}",
         light=Markup(plots.page_colours(dark=False)),
         dark=Markup(plots.page_colours(dark=True)),
+        map=of_map,
         sections=sections,
-        left_out=left_out,
+        left_out=pictures.left_out,
         notes=found.collection.notes,
         metric=found.metric,
         runs=[_run(run, found, target) for run in runs],
     )
+
+
+class _Pictures:
+    """Turns drawings into parts of the page while there is room.
+
+    Args:
+        room: bytes.
+    """
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.left_out: list[str] = []
+
+    def of(self, drawings: Iterable[Drawing]) -> dict[str, list[Mapping[str, Any]]]:
+        """Return kind -> pictures; the names of those that there is no room for are kept."""
+        drawn: dict[str, list[Mapping[str, Any]]] = {}
+        for drawing in drawings:
+            svg = _svg(drawing)
+            if len(svg) > self.room:
+                self.left_out.append(drawing.name)
+                continue
+            self.room -= len(svg)
+            drawn.setdefault(drawing.kind, []).append(
+                {"name": drawing.name, "caption": drawing.caption, "svg": Markup(svg)}
+            )
+        return drawn
 
 
 def _svg(drawing: Drawing) -> str:

@@ -21,6 +21,13 @@ METRIC = "accuracy/received"
 PAPERS_METRICS = tuple(f"accuracy/{which}{how}" for which in ("received", "trained") for how in ("", "_weighted"))
 """What the paper's numbers may be: means over clients; it does not say of which models, nor how they are weighed."""
 PROPOSED = "jgesr"
+SETTING_WORDS = {
+    "clients": "clients", "data.partition": "partition", "data.kappa": "Dirichlet kappa",
+    "data.classes_per_client": "classes a client", "data.planted": "planted groups by", "data.groups": "groups",
+    "data.fraction": "part of the training data", "model.name": "network", "local.epochs": "local epochs",
+    "local.batch_size": "batch size", "local.lr": "learning rate", "participation": "participation",
+}  # fmt: skip
+"""The settings that readers ask for first, and what they are called."""
 MARKS = "†‡§¶#"
 _REMARKS = {
     "nothing_shared": "in some rounds clients got back what they had sent, or nothing of others",
@@ -282,17 +289,13 @@ def _client_terms(runs: Sequence[Run]) -> str:
 def protocol_text(shared: Mapping[str, Any]) -> str:
     """Return the settings that readers ask for first."""
     partition = shared.get("data.partition") or "dirichlet"
-    named = {
-        "clients": "clients", "data.partition": "partition", "data.kappa": "Dirichlet kappa",
-        "data.classes_per_client": "classes a client", "data.planted": "planted groups by", "data.groups": "groups",
-        "data.fraction": "part of the training data", "model.name": "network", "local.epochs": "local epochs",
-        "local.batch_size": "batch size", "local.lr": "learning rate", "participation": "participation",
-    }  # fmt: skip
     unused = {"data.partition"} if partition == "dirichlet" else set()
     unused |= set() if partition in ("dirichlet", "quantity") else {"data.kappa"}
     unused |= set() if partition == "shards" else {"data.classes_per_client"}
     unused |= set() if shared.get("data.planted") else {"data.planted", "data.groups"}
-    return ", ".join(f"{word} {shared[key]}" for key, word in named.items() if key in shared and key not in unused)
+    return ", ".join(
+        f"{word} {shared[key]}" for key, word in SETTING_WORDS.items() if key in shared and key not in unused
+    )
 
 
 def _span(counts: Sequence[int]) -> str:
@@ -320,6 +323,12 @@ def leading_metric(runs: Sequence[Run], given: str | None = None) -> str:
         return given
     named = Counter(str(run.config.get("metric") or METRIC) for run in runs)
     return named.most_common(1)[0][0] if named else METRIC
+
+
+def accuracies_only(metric: str) -> None:
+    """Raise ConfigError where a metric is no accuracy."""
+    if not metric.startswith("accuracy/"):
+        raise ConfigError(f"--metric is {metric!r}; figures show accuracies, such as {METRIC}")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,9 @@ def built(roots, *arguments, **settings):
     return found.tables, found.collection
 
 
-def config_of(method="jgesr", seed=0, noise=0.1, data="mnist", missing=0.0, rounds=2, **settings):
+def config_of(
+    method="jgesr", seed=0, noise=0.1, data="mnist", missing=0.0, rounds=2, kappa=0.05, fraction=1.0, **settings
+):
     return {
         "name": "run",
         "seed": seed,
@@ -24,7 +26,7 @@ def config_of(method="jgesr", seed=0, noise=0.1, data="mnist", missing=0.0, roun
         "clients": 3,
         "participation": 1.0,
         "output_dir": "runs",
-        "data": {"name": data, "root": None, "kappa": 0.05, "fraction": 1.0},
+        "data": {"name": data, "root": None, "kappa": kappa, "fraction": fraction},
         "model": {"name": "lenet"},
         "local": {"epochs": 5, "batch_size": 32, "lr": 0.01},
         "channel": {"noise": noise, "missing_rate": missing},

@@ -1,0 +1,64 @@
+"""The map of a study: which method leads where, by how much over staying alone and averaging all, and who is reliable.
+
+``python -m jgesr_lightning map RUNS ... [--rows data.kappa] [--columns channel.noise] [--metric M] [--out DIR]``
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+from jgesr_lightning.arguments import CommandParser
+from jgesr_lightning.checks import nearest
+from jgesr_lightning.config import ConfigError
+from jgesr_lightning.identity import condition
+from jgesr_lightning.paths import user_path
+from jgesr_lightning.reporting import plots
+from jgesr_lightning.reporting.figures import map_drawings
+from jgesr_lightning.reporting.map_grids import csv_text, latex, markdown
+from jgesr_lightning.reporting.maps import COLUMNS, ROWS, Map, map_of
+from jgesr_lightning.reporting.options import add_places
+from jgesr_lightning.reporting.tables import accuracies_only, tables_of
+from jgesr_lightning.reporting.text import shown
+from jgesr_lightning.runtime.files import write_text
+
+WRITERS: Mapping[str, tuple[str, Callable[[Map], str]]] = {
+    "md": ("map.md", markdown),
+    "csv": ("map.csv", csv_text),
+    "latex": ("map.tex", latex),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the tables of a map; write them and the picture into a folder where asked."""
+    parser = CommandParser("map", __doc__.splitlines()[0], "map runs/map_small --out map")
+    add_places(parser)
+    parser.add_argument("--rows", default=ROWS, metavar="KEY", help=f"setting that makes the rows ({ROWS})")
+    parser.add_argument("--columns", default=COLUMNS, metavar="KEY", help=f"that which makes the columns ({COLUMNS})")
+    parser.add_argument("--format", choices=[*WRITERS, "all"], default="md", help="what is printed, or written (md)")
+    parser.add_argument("--out", type=user_path, metavar="DIR", help="write the tables there, and map.png, map.svg")
+    arguments = parser.parse_args(argv)
+    if arguments.rows == arguments.columns:
+        raise ConfigError(f"--rows and --columns are both {arguments.rows}; give two settings")
+    runs = tables_of(arguments.folders, arguments.metric)
+    accuracies_only(runs.metric)
+    for name, key in (("--rows", arguments.rows), ("--columns", arguments.columns)):
+        known = sorted({key for run in runs.collection.runs for key in condition(run.config)})
+        if key not in known:
+            raise ConfigError(f"{name} is {shown(key)!r}, which no run has as a setting{nearest(key, known)}")
+    found = map_of(runs.collection.runs, runs.metric, arguments.rows, arguments.columns)
+    for kind in WRITERS if arguments.format == "all" else [arguments.format]:
+        name, write = WRITERS[kind]
+        if arguments.out is None:
+            print(write(found))
+        else:
+            arguments.out.mkdir(parents=True, exist_ok=True)
+            write_text(arguments.out / name, write(found))
+            print(arguments.out / name)
+    if arguments.out is not None:
+        for drawing in map_drawings(found):
+            for path in plots.save(drawing.figure, arguments.out / drawing.name):
+                print(path)
+    for note in runs.collection.notes:
+        print(f"note: {note}", file=sys.stderr)
+    return 0

@@ -1,0 +1,127 @@
+"""The tables of a map: how every method stands over all of it, and every cell; as Markdown, LaTeX and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+
+from jgesr_lightning.reporting.map_plot import stars
+from jgesr_lightning.reporting.maps import BASELINES, GAIN, TOLERANCE, Map, Panel, Spot, text, words
+from jgesr_lightning.reporting.render import ABSENT, Cell, Grid, interval_text, latex_grid, markdown_grid
+from jgesr_lightning.reporting.statistics import Difference
+from jgesr_lightning.reporting.tables import describe
+
+BOTH = f"the better of {' and '.join(BASELINES)}"
+STARS = (
+    "* the 95 % interval (Student's t, paired by seed) leaves out zero; ** the one corrected for the number of methods "
+    "in the cell (Holm) does, too"
+)
+
+
+def standings_grid(found: Map) -> Grid:
+    """Return a row a method: its worst loss against the better baseline, its best gain over both, and where."""
+    rows = []
+    for one in found.standings():
+        worst, best = (_extreme(held, one.reliable) for held, _ in (one.worst, one.best))
+        places = [Cell(where, kind="words") for _, where in (one.worst, one.best)]
+        counts = [Cell(str(count)) for count in (one.leads, one.gains, one.losses, one.spots)]
+        rows.append([Cell(one.label, kind="label"), worst, places[0], best, places[1], *counts])
+    headings = ["worst", "there", "best", "there", "leads", "clearly above", "clearly below", "cells"]
+    caption = (
+        f"{describe(found.metric)} ({found.metric}): each method minus {BOTH} of a cell, by its mean there, on equal "
+        f"seeds, in percentage points: the least and the greatest over the map, with 95 % intervals (Student's t)"
+    )
+    notes = [
+        f"bold: nowhere more than {TOLERANCE:g} below {BOTH}, and somewhere more than {GAIN:g} above both",
+        "clearly: the interval corrected for the number of methods in a cell (Holm) leaves out zero",
+    ]
+    if left := found.count - max((one.spots for one in found.standings()), default=0):
+        notes.append(f"{left} of {found.count} cells lack one of {' and '.join(BASELINES)} and do not count")
+    return Grid(caption, [("", headings)], rows, notes, "standings")
+
+
+def panel_grid(found: Map, panel: Panel) -> Grid:
+    """Return a row a cell of a panel: the better baseline, and every method minus it."""
+    labels = [label for label in found.labels if any(label in spot.means for spot in panel.spots.values())]
+    rows = []
+    for at in ((row, column) for row in panel.rows for column in panel.columns):
+        spot = panel.spots.get(at)
+        line = [Cell(found.here(at), kind="label")]
+        if spot is None:
+            rows.append([*line, *[Cell(ABSENT)] * (len(labels) + 1)])
+            continue
+        better = ABSENT if spot.base is None else f"{spot.base} {spot.means[spot.base].mean:.2f}"
+        rows.append([*line, Cell(better, kind="beside"), *(_against(spot, label) for label in labels)])
+    caption = f"{panel.title}: {BOTH} in percent, and each method minus it in percentage points; {STARS}; bold: leads"
+    return Grid(caption, [("", ["better of both", *labels])], rows, [], "map", corner="cell")
+
+
+def caption(found: Map, panels: Sequence[Panel]) -> str:
+    """Return what the picture of some panels shows."""
+    title = f"{panels[0].title}: " if len(panels) == 1 else ""
+    seeds = sorted({spot.seeds for panel in panels for spot in panel.spots.values()})
+    number = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    sure = f"{number} seeds; {STARS}, and frames the cell"
+    sure = "One seed: nothing can be said of chance" if seeds == [1] else sure
+    return (
+        f"{title}which method leads ({describe(found.metric)}), and its lead over {BOTH} of the same cell in "
+        f"percentage points, by {words(found.rows)} and {words(found.columns)}; in brackets, where one of these two "
+        f"leads, how far the best other method is below. {sure}."
+    )
+
+
+def markdown(found: Map) -> str:
+    """Return all grids as Markdown."""
+    grids = [standings_grid(found), *(panel_grid(found, panel) for panel in found.panels)]
+    return "\n".join(line for grid in grids for line in markdown_grid(grid)).strip("\n") + "\n"
+
+
+def latex(found: Map) -> str:
+    """Return all grids as LaTeX."""
+    grids = [standings_grid(found), *(panel_grid(found, panel) for panel in found.panels)]
+    return "\n".join(line for number, grid in enumerate(grids) for line in latex_grid(grid, number))
+
+
+def csv_text(found: Map) -> str:
+    """Return the map in long form: a row a method and cell."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(
+        ["panel", "metric", found.rows, found.columns, "method", "seeds", "mean", "std", "leads", "better_baseline",
+         "method_minus_better", "ci95_low", "ci95_high", "holm_low", "holm_high", "p", "paired_seeds"]
+    )  # fmt: skip
+    for panel in found.panels:
+        for at, spot in panel.spots.items():
+            for label, mean in spot.means.items():
+                one = spot.against.get(label)
+                numbers: list[float | None] = [None] * 6
+                if one is not None:
+                    numbers = [one.mean, *_ends(one, one.half_width), *_ends(one, one.holm_half_width), one.p]
+                writer.writerow(
+                    [panel.title, found.metric, *map(text, at), label, mean.n, *map(_full, (mean.mean, mean.std)),
+                     int(label == spot.leader), spot.base or "", *map(_full, numbers),
+                     "" if one is None else one.n]
+                )  # fmt: skip
+    return out.getvalue()
+
+
+def _against(spot: Spot, label: str) -> Cell:
+    if label == spot.base:
+        return Cell("0", label == spot.leader)
+    one = spot.against.get(label)
+    return Cell(ABSENT) if one is None else Cell(f"{one.mean:+.2f}", label == spot.leader, stars(one))
+
+
+def _extreme(one: Difference, bold: bool) -> Cell:
+    """Return a difference with its interval; that of a baseline to itself is nothing."""
+    number = f"{one.mean:+.2f}" if one.mean else "0"
+    return Cell(f"{number} {interval_text(one.mean, one.half_width)}".rstrip(), bold, stars(one))
+
+
+def _ends(one: Difference, half: float | None) -> tuple[float | None, float | None]:
+    return (None, None) if half is None else (one.mean - half, one.mean + half)
+
+
+def _full(value: float | None) -> str:
+    return "" if value is None else repr(value)

@@ -1,0 +1,133 @@
+"""The picture of a map: in every cell the method that leads, in words and colour, and by how much."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+
+from jgesr_lightning.reporting.agg import Axes, Figure, Rectangle
+from jgesr_lightning.reporting.maps import BASELINES, Map, Panel, Spot, text, words
+from jgesr_lightning.reporting.plots import INK, STYLES, drawing
+from jgesr_lightning.reporting.statistics import Difference
+from jgesr_lightning.reporting.text import figure_text
+
+_CELL = (0.8, 0.58)  # inches: three lines of 11 characters
+_LETTERS, _LINES = 11, 2  # of a method's name in a cell
+_PER_ROW = 2  # panels side by side
+_TINT = 0.35
+_OTHERS = ("#EDC948", "#76B7B2", "#B07AA1", "#9C755F", "#59A14F", "#FF9DA7", "#E15759")
+"""For methods that have no colour of their own."""
+
+
+def map_figure(found: Map, panels: Sequence[Panel] | None = None) -> Figure:
+    """Return the panels of a map, two side by side.
+
+    In a cell: the method that leads, and its lead over the better of the baselines; in brackets, where a baseline
+    leads, the best other method's distance below it. A star: the interval by itself leaves out zero; two stars and a
+    frame: the corrected one does. Methods whose names are too long for a cell have a number there, and stand below.
+
+    Args:
+        found: the map.
+        panels: those to draw; None: all.
+    """
+    shown_panels = list(found.panels if panels is None else panels)
+    leaders = {spot.leader for panel in found.panels for spot in panel.spots.values()}
+    names, every = short_names([label for label in found.labels if label in leaders])  # the same in all its pictures
+    drawn = {names[spot.leader] for panel in shown_panels for spot in panel.spots.values()}
+    legend = [line for line in every if any(name.endswith(line.partition(" ")[0]) for name in drawn)]
+    colours = _colours(found.labels)
+    across = min(_PER_ROW, len(shown_panels))
+    down = -(-len(shown_panels) // across)
+    wide = [max(len(panel.columns) for panel in shown_panels[place::across]) for place in range(across)]
+    high = [max(len(panel.rows) for panel in shown_panels[line * across : (line + 1) * across]) for line in range(down)]
+    width = 0.55 * across + _CELL[0] * sum(wide)
+    height = 0.85 * down + _CELL[1] * sum(high) + 0.2 * len(legend)
+    with drawing():
+        figure = Figure(figsize=(max(width, 3.0), height), layout="constrained")
+        grid = figure.subplots(down, across, squeeze=False, width_ratios=wide, height_ratios=high)
+        for axes in grid.flat[len(shown_panels) :]:
+            axes.set_axis_off()
+        for place, (axes, panel) in enumerate(zip(grid.flat, shown_panels, strict=False)):
+            _panel(axes, panel, names, colours, (high[place // across], wide[place % across]))
+            axes.set_xlabel(figure_text(words(found.columns)))
+            axes.set_ylabel(figure_text(words(found.rows)))
+        if legend:
+            figure.supxlabel(figure_text("\n".join(legend)), fontsize=8.5, x=0.02, ha="left", linespacing=1.5)
+    return figure
+
+
+def _panel(
+    axes: Axes, panel: Panel, names: Mapping[str, str], colours: Mapping[str, str], shape: tuple[int, int]
+) -> None:
+    rows, columns = panel.rows, panel.columns
+    framed = []
+    for down, row in enumerate(rows):
+        for across, column in enumerate(columns):
+            spot = panel.spots.get((row, column))
+            if spot is None:
+                axes.text(across, down, "not run", ha="center", va="center", fontsize=8.5, style="italic")
+                continue
+            corner = (across - 0.5, down - 0.5)
+            axes.add_patch(Rectangle(corner, 1, 1, facecolor=colours[spot.leader], alpha=_TINT, linewidth=0))
+            if spot.lead is not None and spot.lead.clear_of_all:
+                framed.append((across - 0.46, down - 0.46))
+            axes.text(
+                across, down, figure_text(f"{names[spot.leader]}\n{lead_text(spot)}"), ha="center", va="center",
+                fontsize=8.5, linespacing=1.25,
+            )  # fmt: skip
+    for corner in framed:
+        axes.add_patch(Rectangle(corner, 0.92, 0.92, fill=False, edgecolor=INK, linewidth=1.6))
+    axes.set_xticks(range(len(columns)), [figure_text(text(value)) for value in columns])
+    axes.set_yticks(range(len(rows)), [figure_text(text(value)) for value in rows])
+    axes.set_xticks([place - 0.5 for place in range(1, len(columns))], minor=True)
+    axes.set_yticks([place - 0.5 for place in range(1, len(rows))], minor=True)
+    axes.grid(True, which="minor", color="#FFFFFF", linewidth=1.5)
+    axes.tick_params(which="both", length=0)
+    axes.set_xlim(-0.5, shape[1] - 0.5)  # cells of all panels are of one size
+    axes.set_ylim(shape[0] - 0.5, -0.5)
+    axes.spines[:].set_visible(False)
+    axes.set_title(figure_text("\n".join(textwrap.wrap(panel.title, 18 * max(2, shape[1]) // 2 + 12))))
+
+
+def lead_text(spot: Spot) -> str:
+    """Return the number of a cell: the lead, with the stars of its intervals; in brackets where a baseline leads."""
+    if spot.base is None:
+        missing = [label for label in BASELINES if label not in spot.means]
+        return f"no {' or '.join(missing)}" if missing else "other seeds"
+    if spot.lead is None:
+        return "alone"
+    number = f"{spot.lead.mean:+.2f}{stars(spot.lead)}".replace("-", "\u2212")
+    return f"({number})" if spot.leader in BASELINES else number
+
+
+def stars(one: Difference) -> str:
+    """Return two stars where the corrected interval leaves out zero, one where the interval by itself does."""
+    return " **" if one.clear_of_all else " *" if one.clear else ""
+
+
+def short_names(labels: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    r"""Return label -> what stands in a cell, and a line for each label that had to be shortened.
+
+    >>> short_names(["cfl", "jgesr (uniform)"])
+    ({'cfl': 'cfl', 'jgesr (uniform)': 'jgesr\n(uniform)'}, [])
+    >>> short_names(["jgesr (uniform, alpha=0.015)"])
+    ({'jgesr (uniform, alpha=0.015)': 'jgesr [1]'}, ['[1] jgesr (uniform, alpha=0.015)'])
+    """
+    names: dict[str, str] = {}
+    legend: list[str] = []
+    for label in labels:
+        lines = textwrap.wrap(label, _LETTERS, break_long_words=False, break_on_hyphens=False)
+        if len(lines) > _LINES or any(len(line) > _LETTERS for line in lines):
+            number = f"[{len(legend) + 1}]"
+            legend.append(f"{number} {label}")
+            lines = [f"{label.partition(' ')[0][: _LETTERS - len(number) - 2]} {number}"]
+        names[label] = "\n".join(lines)
+    return names, legend
+
+
+def _colours(labels: Sequence[str]) -> dict[str, str]:
+    """Return every method's colour; of methods without one of their own, one after another those of the classes."""
+    unnamed = [label for label in labels if label not in STYLES]
+    return {
+        label: STYLES[label][0] if label in STYLES else _OTHERS[unnamed.index(label) % len(_OTHERS)] for label in labels
+    }

@@ -1,0 +1,301 @@
+"""Where collaboration pays: which method leads at each setting, and by how much over staying alone and averaging all.
+
+A spot is one pair of values of two settings, such as Dirichlet kappa and noise level; a panel is a sheet of spots whose
+other settings are equal. In every spot methods are compared with the better of ``local`` and ``fedavg`` there, on equal
+seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from jgesr_lightning.identity import condition, number_text
+from jgesr_lightning.reporting.runs import Run, method_rank
+from jgesr_lightning.reporting.statistics import Difference, Mean, corrected, mean_of, paired
+from jgesr_lightning.reporting.tables import SETTING_WORDS
+from jgesr_lightning.reporting.text import shown
+
+ROWS, COLUMNS = "data.kappa", "channel.noise"
+BASELINES = ("local", "fedavg")
+"""What is possible without a graph: staying alone, and one average for all."""
+TOLERANCE, GAIN = 0.5, 2.0
+"""Points: a method to rely on is nowhere further below the better baseline, and somewhere further above both."""
+
+_WORDS = {**SETTING_WORDS, "channel.noise": "noise level s", "channel.missing_rate": "missing rate"}
+
+Place = tuple[Any, Any]
+"""Values of the two settings: row and column."""
+
+
+@dataclass(frozen=True)
+class Spot:
+    """All methods at one pair of values.
+
+    Attributes:
+        means: method -> mean over its seeds, in percent.
+        base: the better of the baselines by its mean over the seeds that they share; None unless all were run.
+        against: method -> that method minus `base` on equal seeds, in points, with the interval by itself and the one
+            corrected for the number of methods in the spot (Holm); without `base` and methods that share no seed.
+    """
+
+    means: dict[str, Mean]
+    base: str | None
+    against: dict[str, Difference]
+
+    @property
+    def best_other(self) -> str | None:
+        """The method, no baseline, that is furthest above the better baseline, or least far below it."""
+        others = [label for label in self.against if label not in BASELINES]
+        return max(others, key=lambda label: self.against[label].mean, default=None)
+
+    @property
+    def lead(self) -> Difference | None:
+        """`best_other` minus the better baseline: negative where a baseline leads."""
+        return None if self.best_other is None else self.against[self.best_other]
+
+    @property
+    def leader(self) -> str:
+        """The method in front; level to the two decimals shown, a baseline is: it is the simpler one."""
+        if self.base is None:
+            return max(self.means, key=lambda label: self.means[label].mean)
+        ahead = self.lead is not None and round(self.lead.mean, 2) > 0
+        return self.best_other if ahead and self.best_other is not None else self.base
+
+    @property
+    def seeds(self) -> int:
+        """The number of seeds of its methods, the least."""
+        return min(mean.n for mean in self.means.values())
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A sheet of the map.
+
+    Attributes:
+        title: the settings that tell it from other panels.
+        spots: (row, column) -> spot; what was not run is absent.
+    """
+
+    title: str
+    spots: dict[Place, Spot]
+
+    @property
+    def rows(self) -> list[Any]:
+        """Values of the rows' setting, ascending."""
+        return _sorted({row for row, _ in self.spots})
+
+    @property
+    def columns(self) -> list[Any]:
+        """Values of the columns' setting, ascending."""
+        return _sorted({column for _, column in self.spots})
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A method over the whole map.
+
+    Attributes:
+        label: the method.
+        worst: its largest loss against the better of the baselines, and where.
+        best: its largest gain over both, and where.
+        spots: in how many it can be compared.
+        leads: in how many it is in front.
+        gains: in how many it is clearly ahead: the corrected interval leaves out zero.
+        losses: in how many it is clearly behind.
+    """
+
+    label: str
+    worst: tuple[Difference, str]
+    best: tuple[Difference, str]
+    spots: int
+    leads: int
+    gains: int
+    losses: int
+
+    @property
+    def reliable(self) -> bool:
+        """Whether it is nowhere more than half a point below the better baseline, and somewhere 2 above both."""
+        return self.worst[0].mean >= -TOLERANCE and self.best[0].mean > GAIN
+
+
+@dataclass(frozen=True)
+class Map:
+    """All panels.
+
+    Attributes:
+        panels: in the order of their titles.
+        rows: key of the setting that makes the rows.
+        columns: key of that which makes the columns.
+        metric: what is compared.
+    """
+
+    panels: list[Panel]
+    rows: str
+    columns: str
+    metric: str
+
+    @cached_property
+    def labels(self) -> list[str]:
+        """The methods, in the order of a table's rows."""
+        spots = (spot for panel in self.panels for spot in panel.spots.values())
+        return sorted({label for spot in spots for label in spot.means}, key=method_rank)
+
+    @property
+    def is_plane(self) -> bool:
+        """Whether a panel has two rows and two columns or more, and methods to compare with the baselines."""
+        several = any(len(panel.rows) > 1 and len(panel.columns) > 1 for panel in self.panels)
+        return several and any(spot.lead for panel in self.panels for spot in panel.spots.values())
+
+    @property
+    def count(self) -> int:
+        """The number of spots."""
+        return sum(len(panel.spots) for panel in self.panels)
+
+    def place(self, panel: Panel, at: Place) -> str:
+        """Return a spot's place in words, with its panel where there are several."""
+        return self.here(at) if len(self.panels) == 1 else f"{panel.title}, {self.here(at)}"
+
+    def here(self, at: Place) -> str:
+        """Return a spot's place in its panel, in words."""
+        return f"{_short(self.rows)} {text(at[0])}, {_short(self.columns)} {text(at[1])}"
+
+    def standings(self) -> list[Standing]:
+        """Return every method that can be compared somewhere, in the order of a table's rows."""
+        found = []
+        for label in self.labels:
+            held = [
+                (_against(spot, label), self.place(panel, at), spot.leader == label)
+                for panel in self.panels
+                for at, spot in panel.spots.items()
+            ]
+            known = [(one, where, leads) for one, where, leads in held if one is not None]
+            if known:
+                worst, best = (choose(known, key=lambda item: item[0].mean) for choose in (min, max))
+                found.append(
+                    Standing(
+                        label, worst[:2], best[:2], len(known), sum(leads for _, _, leads in known),
+                        sum(one.clear_of_all and one.mean > 0 for one, _, _ in known),
+                        sum(one.clear_of_all and one.mean < 0 for one, _, _ in known),
+                    )
+                )  # fmt: skip
+        return found
+
+
+def map_of(runs: Sequence[Run], metric: str, rows: str = ROWS, columns: str = COLUMNS) -> Map:
+    """Return the map of runs that have an accuracy of that name in their last round.
+
+    Args:
+        runs: of any methods, settings and seeds; what is missing leaves gaps.
+        metric: name of the accuracy.
+        rows: dotted key of the setting that makes the rows.
+        columns: of that which makes the columns.
+
+    """
+    sheets: dict[tuple[tuple[str, Any], ...], dict[Place, dict[str, dict[Hashable, list[float]]]]] = {}
+    for run in runs:
+        value, settings = run.last(metric), condition(run.config)
+        if value is None:
+            continue
+        at = (settings.pop(rows, None), settings.pop(columns, None))
+        rest = tuple(
+            sorted((key, _hashable(held)) for key, held in settings.items() if not key.startswith("aggregator."))
+        )
+        spot = sheets.setdefault(rest, {}).setdefault((_hashable(at[0]), _hashable(at[1])), {})
+        spot.setdefault(run.label, {}).setdefault(run.seed, []).append(100 * value)
+    titles = _titles(list(sheets))
+    panels = [
+        Panel(titles[rest], {at: _spot(spots[at]) for at in sorted(spots, key=lambda at: (_rank(at[0]), _rank(at[1])))})
+        for rest, spots in sheets.items()
+    ]
+    return Map(sorted(panels, key=lambda panel: _natural(panel.title)), rows, columns, metric)
+
+
+def words(key: str) -> str:
+    """Return what a setting is called on an axis.
+
+    >>> words("data.kappa"), words("local.lr"), words("seeds.x")
+    ('Dirichlet kappa', 'learning rate', 'seeds.x')
+    """
+    return _WORDS.get(key, shown(key))
+
+
+def text(value: Any) -> str:
+    """Return a setting's value as it is written on an axis."""
+    return number_text(float(value)) if isinstance(value, int | float) and not isinstance(value, bool) else shown(value)
+
+
+def _spot(values: Mapping[str, Mapping[Hashable, Sequence[float]]]) -> Spot:
+    by_seed = {label: {seed: sum(held) / len(held) for seed, held in of.items()} for label, of in values.items()}
+    means = {label: mean_of(list(seeds.values())) for label, seeds in by_seed.items()}
+    base = _better([by_seed.get(label, {}) for label in BASELINES])
+    if base is None:
+        return Spot(means, None, {})
+    differences: dict[Hashable, Difference] = {
+        label: one
+        for label, seeds in by_seed.items()
+        if label != base and (one := paired(seeds, by_seed[base])) is not None
+    }
+    return Spot(means, base, {str(label): one for label, one in corrected(differences).items()})
+
+
+def _better(of_baselines: Sequence[Mapping[Hashable, float]]) -> str | None:
+    """Return the baseline that is better over the seeds that all of them have."""
+    shared = set(of_baselines[0]).intersection(*of_baselines[1:])
+    if not shared:
+        return None
+    means = [float(np.mean([seeds[seed] for seed in shared])) for seeds in of_baselines]
+    return BASELINES[int(np.argmax(means))]
+
+
+def _against(spot: Spot, label: str) -> Difference | None:
+    """Return a method minus the better baseline; for that one itself, nothing."""
+    return Difference(0.0, None, spot.means[label].n) if label == spot.base else spot.against.get(label)
+
+
+def _titles(sheets: Sequence[tuple[tuple[str, Any], ...]]) -> dict[tuple[tuple[str, Any], ...], str]:
+    """Return what tells each panel from the others: the data set, and the settings that not all share."""
+    held = [dict(rest) for rest in sheets]
+    keys = sorted({key for one in held for key in one} - {"data.name"})
+    differing = [key for key in keys if len({repr(one.get(key)) for one in held}) > 1]
+    return {
+        rest: ", ".join(
+            [shown(one.get("data.name", "")), *(f"{_short(key)} {text(one.get(key))}" for key in differing)]
+        )
+        for rest, one in zip(sheets, held, strict=True)
+    }
+
+
+def _short(key: str) -> str:
+    return "s" if key == COLUMNS else key.rpartition(".")[2]
+
+
+def _hashable(value: Any) -> Hashable:
+    return tuple(map(_hashable, value)) if isinstance(value, list | tuple) else value
+
+
+def _sorted(values: set[Any]) -> list[Any]:
+    return sorted(values, key=_rank)
+
+
+def _rank(value: Any) -> tuple[bool, float, str]:
+    number = isinstance(value, int | float)
+    return not number, float(value) if number else 0.0, str(value)
+
+
+def _natural(title: str) -> tuple[bool, list[tuple[bool, float, str]]]:
+    """Return the sort key that puts MNIST first and numbers in their order."""
+    parts = [_rank(float(part) if _is_number(part) else part) for part in title.split()]
+    return not title.startswith("mnist"), parts
+
+
+def _is_number(part: str) -> bool:
+    try:
+        float(part)
+    except ValueError:
+        return False
+    return True

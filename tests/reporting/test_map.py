@@ -1,0 +1,230 @@
+"""The map of methods over two settings: numbers by hand, gaps, single seeds, labels from outside."""
+
+import csv
+import io
+import itertools
+
+import pytest
+
+from jgesr_lightning.config import ConfigError
+from jgesr_lightning.reporting import figures, report, table
+from jgesr_lightning.reporting.collection import collect
+from jgesr_lightning.reporting.map import main
+from jgesr_lightning.reporting.map_grids import caption, csv_text, markdown, standings_grid
+from jgesr_lightning.reporting.map_plot import lead_text, map_figure, short_names
+from jgesr_lightning.reporting.maps import map_of
+from tests.reporting.synthetic import make_run
+
+NUMBER = itertools.count()
+
+
+def runs(root, method, values, kappa=0.05, noise=0.1, **settings):
+    """Write a run a seed."""
+    for seed, value in enumerate(values):
+        make_run(
+            root, f"run_{next(NUMBER)}", value, method=method, seed=seed, noise=noise, kappa=kappa, with_files=False,
+            **settings,
+        )  # fmt: skip
+
+
+def built(root, **keys):
+    return map_of(collect([root]).runs, "accuracy/received", **keys)
+
+
+def spot(root, at=(0.05, 0.1)):
+    (panel,) = built(root).panels
+    return panel.spots[at]
+
+
+def cell_texts(figure):
+    return [text.get_text() for axes in figure.axes for text in axes.texts]
+
+
+def frames(figure):
+    return [patch for axes in figure.axes for patch in axes.patches if not patch.get_fill()]
+
+
+def plane(root, noises=(0.1, 0.5), kappas=(0.1, 10), methods=("local", "fedavg", "jgesr"), **settings):
+    for noise, kappa, method in itertools.product(noises, kappas, methods):
+        base = {"local": 0.9 - 0.03 * kappa, "fedavg": 0.8 - 0.1 * noise, "jgesr": 0.84}[method]
+        runs(root, method, [base, base + 0.01], kappa=kappa, noise=noise, **settings)
+
+
+def test_the_lead_and_whether_three_seeds_can_tell(tmp_path):
+    runs(tmp_path, "local", [0.90, 0.90, 0.90])
+    runs(tmp_path, "fedavg", [0.80, 0.81, 0.82])
+    runs(tmp_path, "cfl", [0.91, 0.93, 0.92])
+    runs(tmp_path, "jgesr", [0.92, 0.93, 0.94])
+    found = spot(tmp_path)
+    assert (found.leader, found.base, found.best_other, found.seeds) == ("jgesr", "local", "jgesr", 3)
+    assert found.lead.mean == pytest.approx(3)
+    # deviation 1 over 3 seeds: 4.302653 / sqrt(3), Student's t with two degrees of freedom
+    assert found.lead.half_width == pytest.approx(2.48414, abs=1e-5)
+    # Holm among three: fedavg rejected at 0.05 / 3, jgesr's p of 0.0351 is above 0.05 / 2
+    assert found.against["fedavg"].clear_of_all
+    assert found.lead.p == pytest.approx(0.0351, abs=1e-4)
+    assert found.lead.clear and not found.lead.clear_of_all
+    assert lead_text(found) == "+3.00 *"
+    figure = map_figure(built(tmp_path))
+    assert cell_texts(figure) == ["jgesr\n+3.00 *"]
+    assert frames(figure) == []
+
+
+def test_a_clear_lead_is_framed_and_a_baselines_stands_in_brackets(tmp_path):
+    runs(tmp_path, "local", [0.90, 0.92, 0.91])
+    runs(tmp_path, "fedavg", [0.80, 0.81, 0.82])
+    runs(tmp_path, "jgesr", [0.8501, 0.8700, 0.8599])
+    runs(tmp_path, "local", [0.60, 0.62, 0.61], kappa=1)
+    runs(tmp_path, "fedavg", [0.80, 0.81, 0.82], kappa=1)
+    runs(tmp_path, "jgesr", [0.8501, 0.8600, 0.8699], kappa=1)
+    assert lead_text(spot(tmp_path)) == "(\u22125.00 **)"
+    assert spot(tmp_path).leader == "local"
+    assert lead_text(spot(tmp_path, (1, 0.1))) == "+5.00 **"
+    figure = map_figure(built(tmp_path))
+    assert cell_texts(figure) == ["local\n(\u22125.00 **)", "jgesr\n+5.00 **"]
+    assert len(frames(figure)) == 2
+
+
+def test_the_better_baseline_is_so_by_its_mean(tmp_path):
+    runs(tmp_path, "local", [0.90, 0.80])
+    runs(tmp_path, "fedavg", [0.84, 0.84])
+    runs(tmp_path, "jgesr", [0.86, 0.86])
+    found = spot(tmp_path)
+    assert found.base == "local"
+    assert found.lead.mean == pytest.approx(1)  # the better one seed by seed would be 0.87
+    assert lead_text(found) == "+1.00"
+
+
+def test_level_with_a_baseline_the_simpler_leads(tmp_path):
+    runs(tmp_path, "local", [0.90])
+    runs(tmp_path, "fedavg", [0.80])
+    runs(tmp_path, "jgesr", [0.90004])
+    assert spot(tmp_path).leader == "local"
+
+
+def test_gaps(tmp_path):
+    runs(tmp_path, "local", [0.90])
+    runs(tmp_path, "jgesr", [0.95])
+    runs(tmp_path, "local", [0.90], kappa=1, noise=2)
+    runs(tmp_path, "fedavg", [0.80], kappa=1, noise=2)
+    runs(tmp_path, "cfl", [0.91], kappa=1, noise=2)
+    found = built(tmp_path)
+    assert lead_text(spot(tmp_path)) == "no fedavg"
+    assert sorted(cell_texts(map_figure(found))) == ["cfl\n+1.00", "jgesr\nno fedavg", "not run", "not run"]
+    assert [one.label for one in found.standings()] == ["local", "fedavg", "cfl"]
+    assert "1 of 2 cells lack one of local and fedavg and do not count" in markdown(found)
+
+
+def test_without_a_shared_seed_there_is_no_lead(tmp_path):
+    runs(tmp_path, "local", [0.90])
+    make_run(tmp_path, "other", 0.8, method="fedavg", seed=7, with_files=False)
+    runs(tmp_path, "jgesr", [0.95])
+    assert lead_text(spot(tmp_path)) == "other seeds"
+
+
+def test_one_seed_tells_nothing_of_chance(tmp_path):
+    runs(tmp_path, "local", [0.90])
+    runs(tmp_path, "fedavg", [0.80])
+    runs(tmp_path, "jgesr", [0.95])
+    found = built(tmp_path)
+    assert lead_text(spot(tmp_path)) == "+5.00"
+    assert "One seed: nothing can be said of chance" in caption(found, found.panels)
+    assert frames(map_figure(found)) == []
+    assert "| jgesr | **+5.00** |" in markdown(found)
+
+
+def test_who_is_never_far_below_and_somewhere_above_both(tmp_path):
+    for kappa, local, fedavg, careful, bold in [(0.1, 0.9, 0.7, 0.896, 0.84), (1, 0.7, 0.8, 0.83, 0.99)]:
+        runs(tmp_path, "local", [local] * 2, kappa=kappa)
+        runs(tmp_path, "fedavg", [fedavg] * 2, kappa=kappa)
+        runs(tmp_path, "jgesr", [careful - 0.001, careful + 0.001], kappa=kappa, fidelity="uniform")
+        runs(tmp_path, "jgesr", [bold] * 2, kappa=kappa)
+    found = {one.label: one for one in built(tmp_path).standings()}
+    assert list(found) == ["local", "fedavg", "jgesr", "jgesr (uniform)"]
+    ends = {label: (one.worst[0].mean, one.best[0].mean) for label, one in found.items()}
+    assert ends["local"] == pytest.approx((-10, 0))
+    assert ends["fedavg"] == pytest.approx((-20, 0))
+    assert ends["jgesr"] == pytest.approx((-6, 19))
+    assert ends["jgesr (uniform)"] == pytest.approx((-0.4, 3))
+    assert [label for label, one in found.items() if one.reliable] == ["jgesr (uniform)"]
+    assert found["jgesr"].worst[1] == "kappa 0.1, s 0.1"
+    assert found["jgesr"].best[1] == "kappa 1, s 0.1"
+    assert [(one.leads, one.gains, one.losses, one.spots) for one in found.values()] == [
+        (1, 0, 1, 2), (0, 0, 1, 2), (1, 1, 1, 2), (0, 1, 0, 2),
+    ]  # fmt: skip
+    row = standings_grid(built(tmp_path)).rows[-1]
+    assert row[1].bold and row[1].text.startswith("-0.40 [")
+
+
+def test_panels_are_what_else_differs(tmp_path):
+    plane(tmp_path, data="cifar10", fraction=0.5)
+    plane(tmp_path, fraction=0.1)
+    plane(tmp_path, fraction=0.05, kappas=(0.1, 10, 0.3))
+    found = built(tmp_path)
+    assert [panel.title for panel in found.panels] == [
+        "mnist, fraction 0.05", "mnist, fraction 0.1", "cifar10, fraction 0.5",
+    ]  # fmt: skip
+    assert found.panels[0].rows == [0.1, 0.3, 10]
+    assert found.is_plane
+    assert found.standings()[0].worst[1].startswith("mnist, fraction 0.05, kappa 10, s 0.1")
+    turned = built(tmp_path, rows="channel.noise", columns="data.fraction")
+    assert [panel.title for panel in turned.panels] == [
+        "mnist, kappa 0.1", "mnist, kappa 0.3", "mnist, kappa 10", "cifar10, kappa 0.1", "cifar10, kappa 10",
+    ]  # fmt: skip
+    assert turned.panels[0].columns == [0.05, 0.1]
+
+
+def test_labels_of_any_length_and_from_outside(tmp_path):
+    runs(tmp_path, "local", [0.90])
+    runs(tmp_path, "fedavg", [0.80])
+    runs(tmp_path, "./parts/mine.py:Mine$^{2}", [0.95], strength=0.125)
+    figure = map_figure(built(tmp_path))
+    assert cell_texts(figure) == ["Mine\\$^ [1]\n+5.00"]
+    names, legend = short_names(["two_step", "jgesr (neighbours=5)", "jgesr (neighbours=7)"])
+    assert len(set(names.values())) == 3
+    assert legend == ["[1] jgesr (neighbours=5)", "[2] jgesr (neighbours=7)"]
+
+
+def test_the_command_writes_tables_and_the_picture(tmp_path, capsys):
+    plane(tmp_path / "runs")
+    assert main([str(tmp_path / "runs"), "--format", "all", "--out", str(tmp_path / "out")]) == 0
+    written = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert written == ["map.csv", "map.md", "map.png", "map.svg", "map.tex"]
+    lines = list(csv.DictReader(io.StringIO((tmp_path / "out" / "map.csv").read_text())))
+    (line,) = [
+        one for one in lines if (one["method"], one["data.kappa"], one["channel.noise"]) == ("jgesr", "10", "0.5")
+    ]
+    assert (line["better_baseline"], line["leads"], line["paired_seeds"]) == ("fedavg", "1", "2")
+    assert float(line["method_minus_better"]) == pytest.approx(9)
+    assert "\\caption{" in (tmp_path / "out" / "map.tex").read_text()
+    capsys.readouterr()
+    # a file of stored results says the same
+    assert table.main([str(tmp_path / "runs"), "--store", str(tmp_path / "map.json")]) == 0
+    assert csv_text(built(tmp_path / "map.json")) == csv_text(built(tmp_path / "runs"))
+    capsys.readouterr()
+    assert main([str(tmp_path / "map.json")]) == 0
+    assert capsys.readouterr().out.startswith("local test accuracy of the model each client receives")
+
+
+def test_the_command_says_what_is_wrong(tmp_path):
+    plane(tmp_path, kappas=(0.1,))
+    for arguments, words in [
+        (["--rows", "data.kapa"], "data.kappa"),
+        (["--rows", "channel.noise"], "both channel.noise"),
+        (["--metric", "loss/train"], "accuracies"),
+    ]:
+        with pytest.raises(ConfigError, match=words):
+            main([str(tmp_path), *arguments])
+
+
+def test_figures_and_the_page_have_the_map_where_there_is_one(tmp_path):
+    plane(tmp_path / "with")
+    assert "map" in [drawing.name for drawing in figures.draw(collect([tmp_path / "with"]).runs, "accuracy/received")]
+    assert report.main([str(tmp_path / "with"), "--out", str(tmp_path / "with.html")]) == 0
+    page = (tmp_path / "with.html").read_text()
+    assert "Where which method leads" in page and "there" in page
+    plane(tmp_path / "without", kappas=(0.1,))
+    names = [drawing.name for drawing in figures.draw(collect([tmp_path / "without"]).runs, "accuracy/received")]
+    assert "map" not in names
+    assert report.main([str(tmp_path / "without"), "--out", str(tmp_path / "without.html")]) == 0
+    assert "Where which method leads" not in (tmp_path / "without.html").read_text()
