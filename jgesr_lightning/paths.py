@@ -53,3 +53,17 @@ def cache_home() -> Path | None:
         return Path(named)
     folder = home()
     return None if folder is None else folder / ".cache"
+
+
+def writable(folder: Path) -> bool:
+    """Say whether files could be made in `folder`, or the folder itself be made; nothing is.
+
+    A folder marked read-only counts as such for the superuser too, to whom the system would let it pass.
+    """
+    place = folder.absolute()
+    try:
+        while not os.path.lexists(place) and place != place.parent:
+            place = place.parent
+        return place.is_dir() and bool(place.stat().st_mode & 0o222) and os.access(place, os.W_OK | os.X_OK)
+    except OSError:  # within a folder of another user's
+        return False

@@ -8,7 +8,7 @@ import pytest
 from jgesr_lightning import cli, paths
 from jgesr_lightning.data import data_root
 from jgesr_lightning.data.cache import cache_paths
-from jgesr_lightning.paths import PathError, cache_home, home, user_path
+from jgesr_lightning.paths import PathError, cache_home, home, user_path, writable
 
 
 @pytest.fixture
@@ -82,3 +82,11 @@ def test_folders_of_runs_follow_the_rule(command, capsys, tmp_path, monkeypatch)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cli.main([command, "~/runs"]) == 2
     assert f"no folder {tmp_path}/runs" in capsys.readouterr().err
+
+
+def test_writable_makes_nothing(tmp_path):
+    assert writable(tmp_path / "a" / "b") and not (tmp_path / "a").exists()
+    (tmp_path / "marked").mkdir(mode=0o555)
+    assert not writable(tmp_path / "marked") and not writable(tmp_path / "marked" / "below")
+    (tmp_path / "file").touch()
+    assert not writable(tmp_path / "file" / "below")

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from jgesr_lightning.callbacks import wandb_media as media
 from jgesr_lightning.callbacks.wandb_mode import resolve_mode
+from jgesr_lightning.paths import home, writable
 from jgesr_lightning.records import RoundRecord
 from jgesr_lightning.runtime.files import write_text
 from jgesr_lightning.wandb_names import Labels
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ID_FILE = "wandb_run_id"
-DATA_VARIABLE = "WANDB_DATA_DIR"
 HEADLINE = "accuracy/received"
 INIT_SECONDS = 30.0
 FAILED_SECONDS = 10.0
@@ -94,17 +94,15 @@ class WandbLog:
         self._logged = 0  # records that W&B has
         self._named: set[str] = set()  # metrics whose summary is defined
         self._diverged = False
-        self._owns_data_variable = False
+        self._set: dict[str, str] = {}  # variables of the environment
 
     def on_federation_start(self, plan: RoundPlan, state: FederationState) -> None:
         """Begin to start or continue the W&B run, without waiting for it."""
         if self.mode == "disabled" or not plan.fabric.is_global_zero:
             return
         self._progress = (plan, state)
-        if DATA_VARIABLE not in os.environ:
-            # where W&B stages tables, and finds them again when an offline run is sent. Before W&B reads its settings
-            os.environ[DATA_VARIABLE] = str((self.folder / "wandb" / "data").resolve())
-            self._owns_data_variable = True
+        self._set = {name: place for name, place in _folders(self.folder / "wandb").items() if name not in os.environ}
+        os.environ |= self._set  # before W&B reads its settings
         records = len(state.records)
         self._start = _Start(lambda: self._begin(records))
 
@@ -157,9 +155,9 @@ class WandbLog:
                 run.finish(exit_code=exit_code)
             except Exception as error:
                 logger.warning("W&B did not end in order: %s", _line(error))
-        if self._owns_data_variable:
-            os.environ.pop(DATA_VARIABLE, None)
-            self._owns_data_variable = False
+        for name in self._set:
+            os.environ.pop(name, None)
+        self._set = {}
 
     def _ready(self, wait: float, strict: bool = True) -> bool:
         """Whether the W&B run has begun, after `wait` seconds at most; raises where a sweep's could not (`strict`)."""
@@ -318,6 +316,21 @@ class _Start:
         """Whether it is over, after `wait` seconds at most."""
         self._thread.join(wait)
         return not self._thread.is_alive()
+
+
+def _folders(place: Path) -> dict[str, str]:
+    """Return the variables with which W&B keeps in `place` what it could keep nowhere else.
+
+    Its data always: there it stages tables, and finds them again when an offline run is sent. Its cache where the home
+    folder cannot be written. Its configuration where there is no home folder at all, without which it does not start.
+    """
+    at_home = home()
+    parts = {"WANDB_DATA_DIR": "data"}
+    if at_home is None or not writable(at_home):
+        parts["WANDB_CACHE_DIR"] = "cache"
+    if at_home is None:
+        parts |= {"WANDB_CONFIG_DIR": "config", "XDG_DATA_HOME": "data"}  # the latter is looked up before the first
+    return {name: str((place / part).resolve()) for name, part in parts.items()}
 
 
 def sync_command(folder: Path, run_id: str) -> str:

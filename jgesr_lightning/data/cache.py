@@ -19,9 +19,8 @@ from typing import Any
 import torch
 
 from jgesr_lightning.data.dataset import RawDataset
-from jgesr_lightning.data.fetch import writable
 from jgesr_lightning.names import label
-from jgesr_lightning.paths import cache_home
+from jgesr_lightning.paths import cache_home, writable
 
 log = logging.getLogger(__name__)
 

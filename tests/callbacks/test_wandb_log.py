@@ -2,6 +2,7 @@ import gc
 import json
 import logging
 import os
+import pwd
 import shlex
 import socket
 import threading
@@ -185,6 +186,31 @@ def test_offline_files_hold_config_curves_graph_and_class_table(tmp_path):
     assert run.run_id == (folder / "wandb_run_id").read_text().strip()
     assert not (Path.home() / ".local").exists()  # what offline tables need for a later sync is in the run's folder
     assert "WANDB_DATA_DIR" not in os.environ
+
+
+@pytest.mark.parametrize("place", [None, "read_only"])
+def test_without_a_home_folder_that_can_be_written_w_and_b_keeps_all_in_the_runs(place, tmp_path, monkeypatch, caplog):
+    """As in a container under a user number that has no entry, or with its home folder mounted read-only."""
+
+    def nobody(number):
+        raise KeyError(number)
+
+    if place is None:
+        monkeypatch.delenv("HOME")
+        monkeypatch.setattr(pwd, "getpwuid", nobody)
+    else:
+        (tmp_path / place).mkdir(mode=0o555)
+        monkeypatch.setenv("HOME", str(tmp_path / place))
+    before, during = dict(os.environ), {}
+    folder = tmp_path / "runs" / "tiny"
+    drive(make(folder, announce=lambda facts: during.update(os.environ)), fake_plan(), State(), 2)
+    added = {name: during[name] for name in during.keys() - before.keys() if name.endswith(("_DIR", "_HOME"))}
+    assert "WANDB_CACHE_DIR" in added and ("WANDB_CONFIG_DIR" in added) == (place is None)
+    assert all(Path(value).is_relative_to(folder / "wandb") for value in added.values())
+    assert read_back(folder).exits == [0]
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert not added.keys() & os.environ.keys()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted({"runs"} | ({place} - {None}))
 
 
 def test_graphs_of_single_layers_are_logged_beside_the_whole(tmp_path):

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from jgesr_lightning.data import fetch
-from jgesr_lightning.data.fetch import FetchError, answering, download, writable, write_atomically
+from jgesr_lightning.data.fetch import FetchError, answering, download, write_atomically
 
 CONTENT = b"the very file" * 1000
 MD5 = hashlib.md5(CONTENT).hexdigest()
@@ -119,11 +119,3 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
         write_atomically(target, b"new")
     assert target.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [target]
-
-
-def test_writable_makes_nothing(tmp_path):
-    assert writable(tmp_path / "a" / "b") and not (tmp_path / "a").exists()
-    (tmp_path / "marked").mkdir(mode=0o555)
-    assert not writable(tmp_path / "marked") and not writable(tmp_path / "marked" / "below")
-    (tmp_path / "file").touch()
-    assert not writable(tmp_path / "file" / "below")
