@@ -56,7 +56,7 @@ COPIES_MAY_DIFFER = (
 class StudyFile(Section):
     """A study's file; every axis may also be a single value."""
 
-    base: str = Field(description="configuration that every cell starts from")
+    base: str = Field(description="configuration that every cell starts from: a path from this file, or as for `train`")
     settings: Settings = Field(default_factory=dict, description="of all cells")
     methods: dict[str, Settings] | list[str] = Field(
         description="label -> the method's settings, its `name` where the label is not it; dotted keys set anything"
@@ -146,6 +146,9 @@ def load_study(name: str | Path, overrides: Sequence[str] = ()) -> tuple[str, li
     """
     path = find_study(name)
     study, places = read_yaml(path, StudyFile)
+    beside = path.parent / user_path(study.base)
+    if beside.is_file():  # a path from the file that says so, as in a run's file
+        study = study.replace(base=str(beside))
     given = {key: str(setting) for key, setting in parse_overrides(overrides).items()}
     for key in OWN:
         if key in given:

@@ -4,7 +4,7 @@ import pytest
 
 from jgesr_lightning.config import ConfigError, load_config
 from jgesr_lightning.study import choose, load_study, parse_part
-from tests.study.studies import BASE, ROOT, TWO, cells_of
+from tests.study.studies import BASE, ROOT, TWO, cells_of, write_study
 
 
 def test_a_study_is_the_product_of_its_axes_seeds_first(tmp_path):
@@ -37,6 +37,18 @@ seeds: [0, 4]
     assert cells[0].config.local.momentum == 0.0
     for cell in cells:  # what the command line makes of the arguments
         assert repr(load_config(cell.base, cell.overrides)) == repr(cell.config)
+
+
+def test_the_base_is_a_path_from_the_studys_file(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    path = write_study(tmp_path, "methods: [local]\ndata: [synthetic]\n", BASE.replace("rounds: 2", "rounds: 7"))
+    path.write_text(path.read_text().replace(f"{tmp_path}/", ""))
+    monkeypatch.chdir(tmp_path / "here")
+    (cell,) = load_study("../tiny.yaml")[1]
+    assert cell.config.rounds == 7
+    assert load_config(cell.base, cell.overrides) == cell.config
+    (tmp_path / "base.yaml").rename(tmp_path / "here" / "base.yaml")  # from the current folder, where it is not there
+    assert load_study("../tiny.yaml")[1][0].config.rounds == 7
 
 
 def test_the_nearer_setting_wins(tmp_path):
