@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
+from scipy.linalg import get_lapack_funcs
 from torch import Tensor
 
 Array = Any
 """A float64 numpy array, or a float64 tensor on an accelerator."""
 
+_potrf, _potrs = get_lapack_funcs(("potrf", "potrs"))
 _everywhere_tensors = False
 
 
@@ -72,8 +74,8 @@ def like(values: Any, array: Array) -> Array:
 
 
 def positive_part(array: Array) -> Array:
-    """Return max(0, array), in place."""
-    return array.clamp_min_(0) if isinstance(array, Tensor) else np.maximum(array, 0, out=array)
+    """Return max(0, array)."""
+    return array.clamp_min(0) if isinstance(array, Tensor) else np.maximum(array, 0)
 
 
 def add_product(array: Array, left: Array, right: Array) -> Array:
@@ -99,14 +101,21 @@ def set_diagonal(array: Array, values: Array | float) -> Array:
     return array
 
 
-def solve(matrix: Array, right: Array) -> Array:
-    """Return the solution of ``matrix @ x = right``, (..., K, K) positive definite and (..., K, n)."""
+def solver(matrix: Array) -> Callable[[Array], Array]:
+    """Return x -> ``matrix^-1 x`` of (N, K, K) positive definite, x (N, K, n); not a number where it is not."""
     if isinstance(matrix, Tensor):
-        return torch.cholesky_solve(right, torch.linalg.cholesky_ex(matrix)[0])
-    try:
-        return np.linalg.solve(matrix, right)
-    except np.linalg.LinAlgError:  # rounding made it singular
-        return np.full(np.broadcast_shapes(right.shape, (*matrix.shape[:-1], 1)), math.nan)
+        factor = torch.linalg.cholesky_ex(matrix)[0]
+        return lambda right: torch.cholesky_solve(right, factor)
+    # LAPACK called one by one: numpy's checks take longer than a small system itself.
+    factors = [factor * math.nan if failed else factor for factor, failed in map(_potrf, matrix)]
+    if len(factors) == 1:
+        return lambda right: _potrs(factors[0], right[0])[0][None]
+    return lambda right: np.array([_potrs(f, r)[0] for f, r in zip(factors, right, strict=True)])
+
+
+def solve(matrix: Array, right: Array) -> Array:
+    """Return the solution of ``matrix @ x = right``, (N, K, K) positive definite and (N, K, n)."""
+    return solver(matrix)(right)
 
 
 def repeated(array: Array, times: int) -> Array:

@@ -8,31 +8,35 @@ one without parameters, :math:`\min_{v \ge 0} -\sum \log \deg(v) + \frac12 \|v -
 
 .. math:: v_{mn} = \max(0, t_{mn} + y_m + y_n), \qquad \max_{y > 0} \sum_k \log y_k - \tfrac12 \sum_e v_e^2,
 
-whose gradient is :math:`1/y - \deg(v)` and whose negative (generalised) Hessian is
-:math:`\mathrm{diag}(1/y^2 + A 1) + A` with A the adjacency of the edges where v > 0. The logarithm is self-concordant,
-so that Newton steps, cut where their decrement is large, keep y positive. The dual variables of the problem as given
-are :math:`\lambda = \sqrt{\beta\rho}\, y = \beta / \deg(w)`.
+whose gradient is :math:`r = 1/y - \deg(v)` and whose negative (generalised) Hessian is
+:math:`H = \mathrm{diag}(1/y^2 + A 1) + A` with A the adjacency of the edges where v > 0. The logarithm is
+self-concordant, so that Newton steps, cut where their decrement is large, keep y positive. While A stays what it is,
+:math:`\deg` is linear in y, and the step p to the solution solves :math:`H p = r + p^2 / (y^2 (y + p))`: close to the
+solution a few more systems with the same H replace Newton's next steps. The dual variables of the problem as
+given are :math:`\lambda = \sqrt{\beta\rho}\, y = \beta / \deg(w)`.
 
-From the solution of a neighbouring problem, three steps reach rounding. Problems of which the plain iteration does not
-get there, or whose y are so large that v = t + y + y loses its digits, are left to `graph.prox_extremes`. Where the
-numbers lie on an accelerator a fixed number of steps is taken, and what they did not solve is reported, not looked at.
+Problems that this does not solve, or whose y are so large that v = t + y + y loses its digits, are left to
+`graph.prox_extremes`. Where the numbers lie on an accelerator a fixed number of steps is taken, and what they did not
+solve is reported, not looked at.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
-from jgesr_lightning.graph.arrays import Array, blind, enter, host, leave, like, of, positive_part, set_diagonal, solve
+from jgesr_lightning.graph.arrays import Array, blind, enter, host, leave, like, of, positive_part, set_diagonal, solver
 from jgesr_lightning.graph.laplacian import symmetric_part
 from jgesr_lightning.graph.prox_extremes import solve_with_care
 
 QUIET = functools.partial(np.errstate, all="ignore")
-_BLIND_STEPS, _STEPS = 7, 14  # from a neighbour's solution three are enough nearly always
+_BLIND_STEPS, _STEPS = 7, 14  # from a neighbour's solution one or two are enough nearly always
+_CLOSE, _CLOSER = 0.3, 0.1  # residuals from which a step is corrected once, and thrice
 _LARGEST, _SPREAD = 8.0, 1e3  # of y, that leave v its digits
 _LARGEST_BLIND = 64.0  # the same, of all but three or four of them
 
@@ -79,13 +83,7 @@ def prox_log_degree(theta: Tensor, beta: float, gamma: float, rho: float) -> Ten
 
 
 def prox(
-    theta: Array,
-    beta: float,
-    gamma: float,
-    rho: float | Array,
-    dual: Array | None = None,
-    *,
-    careful: bool = False,
+    theta: Array, beta: float, gamma: float, rho: float | Array, dual: Array | None = None, *, careful: bool = False
 ) -> Prox:
     """Solve a batch; see `prox_log_degree`. To be called inside `QUIET`: what is not finite is not solved.
 
@@ -95,65 +93,71 @@ def prox(
         gamma: weight of the sum of the edges.
         rho: inverse step, a number or (N, 1, 1).
         dual: (N, K) positive start, such as the lam of a neighbouring problem; changes the steps, not the result.
-        careful: look even at an accelerator's numbers, so that the result is the solution.
+        careful: look even at an accelerator's numbers, and solve on the host what is not solved there.
     """
     root = (beta * rho) ** 0.5
     t = theta * (root / beta)
     if gamma:
-        t -= gamma / root
-    of_nodes = root if isinstance(root, float) else root[..., 0]
-    y = None if dual is None else dual / of_nodes
-    v, found, solved, steps = _newton(t, y)
-    if (careful or not blind(t)) and not (solved if isinstance(solved, bool) else solved.all()):
-        v, found, more = solve_with_care(host(t), None if y is None else host(y), first_guess)
-        v, found, steps, solved = like(v, t), like(found, t), steps + more, True
-    return Prox(v * (beta / root), found * of_nodes, solved, steps)
+        t = t - gamma / root
+    t = set_diagonal(t, -math.inf)  # so that max(0, .) leaves the diagonal of v at zero
+    start = first_guess(t) if dual is None else dual[..., None] / root
+    v, y, solved, steps = _newton(t, start)
+    if solved is False:
+        v, y, more = solve_with_care(t, start, first_guess)
+        solved, steps = True, steps + more
+    found = Prox(v * (beta / root), (y * root)[..., 0], solved, steps)
+    return looked_after(found, prox, theta, beta, gamma, rho, dual) if careful else found
 
 
-def _newton(t: Array, y: Array | None) -> tuple[Array, Array, Array | bool, int]:
-    """Return (v, y, solved, steps) of unit problems, from y; the diagonal of t becomes -inf."""
-    unseen, xp = blind(t), of(t)
-    close = 1e-14 + 2e-16 * t.shape[-1] / 8
-    if y is None:
-        y = first_guess(t)
-    set_diagonal(t, -math.inf)  # so that max(0, .) leaves the diagonal of v at zero
-    for steps in range(1 + (_BLIND_STEPS if unseen else _STEPS)):
-        v = positive_part(t + (y[:, :, None] + y[:, None, :]))
-        residual = 1 - y * v.sum(-1)  # the gradient, times y
-        far = True if unseen else (worst := abs(residual).max()) > 0.3
-        if steps == _BLIND_STEPS if unseen else not close < worst < math.inf:
+def looked_after(found: Prox, solve: Callable[..., Prox], *given: Any) -> Prox:
+    """Return what was found on an accelerator, or if some of it is not solved what `solve` finds on the host."""
+    if isinstance(found.solved, bool) or bool(found.solved.all()):
+        return found
+    there = solve(*map(host, given))
+    return Prox(like(there.W, found.W), like(there.dual, found.W), found.solved | True, there.steps)
+
+
+def _newton(t: Array, y: Array) -> tuple[Array, Array, Array | bool, int]:
+    """Return (v, y, solved, steps) of unit problems, from y (N, K, 1); t has a diagonal of -inf."""
+    unseen, close = blind(t), 1e-14 + 2e-16 * t.shape[-1] / 8
+    limit = _BLIND_STEPS if unseen else _STEPS
+    for steps in range(limit + 1):
+        v = positive_part(t + (y + y.swapaxes(1, 2)))
+        residual = 1 - y * v.sum(-1)[..., None]  # the gradient, times y
+        worst = 1.0 if unseen else abs(residual).max()
+        if steps == limit or not close < worst < math.inf:
             break
-        hessian, inverse = xp.sign(v), 1 / y
-        set_diagonal(hessian, hessian.sum(-1) + inverse * inverse)
-        gradient = residual * inverse
-        step = solve(hessian, gradient[..., None])[..., 0]
-        if far:
-            decrement = (gradient * step).sum(-1)[:, None] ** 0.5
+        hessian, curvature = of(v).sign(v), 1 / (y * y)
+        newton = solver(set_diagonal(hessian, hessian.sum(-1) + curvature[..., 0]))
+        gradient = residual / y
+        step = newton(gradient)
+        if worst > _CLOSE:
+            decrement = (gradient * step).sum(1)[..., None] ** 0.5
             step = step / (1 + positive_part(1.1 * decrement - 1))
+        else:
+            for _ in range(1 if worst > _CLOSER else 3):
+                step = newton(gradient + curvature * step * step / (y + step))
         y = y + step
     if not unseen:
-        return v, y, bool(worst <= close and 0 < (largest := y.max()) < min(_LARGEST, _SPREAD * y.min())), steps
-    largest, smallest = xp.amax(y, -1), xp.amin(y, -1)
-    tame = (largest < _LARGEST_BLIND) & (largest < _SPREAD * smallest) & (smallest > 0)
-    return v, y, tame & (xp.amax(abs(residual), -1) <= close), steps
+        return v, y, bool(worst <= close and 0 < y.max() < min(_LARGEST, _SPREAD * y.min())), steps
+    within = (y > 0) & (y < _LARGEST_BLIND) & (y * _SPREAD > of(y).amax(y, 1)[:, None]) & (abs(residual) <= close)
+    return v, y, within.all(1)[..., 0], steps
 
 
 def first_guess(t: Array) -> Array:
-    """Return (N, K) dual variables near the solution of unit problems, most of the active edges right.
+    """Return (N, K, 1) dual variables near the solution of unit problems, most of the active edges right.
 
-    A node for which all y are one number solves ``y (b + 2 n y) = 1``, n edges being active and b the sum of their t.
-    The first guess takes all edges of all nodes, and of their t what is positive; a sweep takes the edges that are
-    active at the last guess, and moves the neighbours half as much as the node. Two sweeps save more Newton steps.
+    Were all y one number, it would solve ``y (b + 2 n y) = 1``, n edges of a node being active and b the sum of their
+    t. The first guess takes half of all edges, and the t that are positive; a sweep takes the edges that are active at
+    the last guess, of which a node may have none. Two sweeps take less time than the Newton steps that they save.
     """
-    xp, nodes = of(t), t.shape[-1]
-    t = set_diagonal(t * 1, -math.inf)
-    b = positive_part(t * 1).sum((-1, -2)) / nodes
-    y = _positive_root(b, 2.0 * (nodes - 1))[:, None] + 0.5 * positive_part(-xp.amax(t, -1))
+    cheapest = positive_part(-of(t).amax(t, -1))[..., None]
+    y = _positive_root(positive_part(t).sum(-1)[..., None], t.shape[-1] - 1.0) + 0.5 * cheapest
     for _ in range(2):
-        v = positive_part(t + (y[:, :, None] + y[:, None, :]))
-        slope = 1 + positive_part(1.5 * xp.sign(v).sum(-1) - 1)
-        swept = _positive_root(v.sum(-1) - slope * y, slope)
-        y = xp.where(y > 10, y, swept)  # there the differences would lose their digits
+        v = positive_part(t + (y + y.swapaxes(1, 2)))
+        slope = 1 + 2 * of(v).sign(v).sum(-1)[..., None]
+        swept = _positive_root(v.sum(-1)[..., None] - slope * y, slope)
+        y = of(y).where(y > 10, y, swept)  # there the differences would lose their digits
     return y
 
 

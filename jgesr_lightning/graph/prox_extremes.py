@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jgesr_lightning.graph.arrays import Array, set_diagonal, solve
+from jgesr_lightning.graph.arrays import Array, set_diagonal, solver
 
 _EPS = float(np.finfo(np.float64).eps)
 _MAX_STEPS = 200
@@ -19,8 +19,8 @@ _STIFF = 10.0  # largest y from which a start out of balance is led to the solut
 _CHEAP, _DEAREST = 1e6, 1e10
 
 
-def solve_with_care(t: Array, y: Array | None, first_guess: Callable[[Array], Array]) -> tuple[Array, Array, int]:
-    """Return (v, y, Newton steps) of unit problems of any size, from y, if that is near, or from `first_guess`.
+def solve_with_care(t: Array, y: Array, first_guess: Callable[[Array], Array]) -> tuple[Array, Array, int]:
+    """Return (v, y, Newton steps) of unit problems of any size, from y (N, K, 1) if that is near, or `first_guess`.
 
     v is the small difference t + y_m + y_n, so that |t| beyond 1e16 leaves no digit of it. Where even the cheapest edge
     has t < -1e6, v is below 1e-6, the quadratic term is 1e-12 of the others, and without it v(t) = a v(a t): such t are
@@ -30,11 +30,9 @@ def solve_with_care(t: Array, y: Array | None, first_guess: Callable[[Array], Ar
     proximal-point rounds, ``+ kappa/2 ||v - last v||^2``: the first kappa makes the problem one with |t| about one, and
     each later one is a hundredth.
     """
-    cheapest = -t.max((-1, -2), keepdims=True)
-    shrink = np.where(cheapest > _CHEAP, _CHEAP / np.maximum(cheapest, 1), 1.0)
-    t = np.where(np.isinf(t), t, np.maximum(t * shrink, -_DEAREST))
-    y = None if y is None else y * shrink[:, 0]
-    if y is None or not _unbalance(t, y) <= 0.9:  # of a problem that is no neighbour
+    shrink = _CHEAP / np.maximum(-t.max((-1, -2), keepdims=True), _CHEAP)
+    t, y = np.where(np.isinf(t), t, np.maximum(t * shrink, -_DEAREST)), y * shrink
+    if not _unbalance(t, y) <= 0.9:  # of a problem that is no neighbour
         y = first_guess(t)
     largest, steps, v = float(y.max()), 0, np.zeros_like(t)
     kappa = largest**2 if largest > _STIFF and _unbalance(t, y) > 0.5 else 0.0
@@ -47,71 +45,65 @@ def solve_with_care(t: Array, y: Array | None, first_guess: Callable[[Array], Ar
     for _ in range(4):
         delta, v, y, taken = _newton(t, y)
         steps += taken
-        if float((np.abs(delta) * y).max()) <= 256:  # rounding of v, relative to 1/y, below 1e-13
+        if np.abs(delta * y).max() <= 256:  # rounding of v, relative to 1/y, below 1e-13
             break
-    return v * shrink, y / shrink[:, 0], steps
+    return v * shrink, y / shrink, steps
 
 
 def _unbalance(t: Array, y: Array) -> float:
     """Return the largest ``|1 - y deg|``, zero at the solution."""
-    return float(np.abs(1 - y * np.maximum(t + y[:, :, None] + y[:, None, :], 0).sum(-1)).max())
+    return float(np.abs(_moved(t, y, y)[1]).max())
 
 
-def _shifted(t: Array, c: Array) -> Array:
-    """Return ``t_mn + c_m + c_n`` as if added exactly and rounded once: a tiny difference where edges are dear."""
-    left, right = c[:, :, None], c[:, None, :]
-    pair = left + right
-    back = pair - left
-    low = (left - (pair - back)) + (right - back)
-    finite = np.where(np.isinf(t), 0, t)
-    total = finite + pair
-    back = total - finite
-    low += (finite - (total - back)) + (pair - back)
-    return np.where(np.isinf(t), t, total + low)
+def _moved(base: Array, delta: Array, y: Array) -> tuple[Array, Array]:
+    """Return v and the gradient by y, times y."""
+    v = np.maximum(delta + delta.swapaxes(1, 2) + base, 0)  # the sum of pairs first: exactly symmetric
+    return v, 1 - y * v.sum(-1, keepdims=True)
 
 
 def _newton(t: Array, c: Array, *, loose: bool = False) -> tuple[Array, Array, Array, int]:
     """Return (y - c, v, y, steps) of unit problems, from y = c."""
-    base, delta, y = _shifted(t, c), np.zeros_like(c), c
+    # t_mn + c_m + c_n as if added exactly and rounded once: a tiny difference where edges are dear.
+    pair, below = _two_sum(c, c.swapaxes(1, 2))
+    total, low = _two_sum(np.where(np.isinf(t), 0, t), pair)
+    base, delta, y = np.where(np.isinf(t), t, total + (low + below)), np.zeros_like(c), c
     tolerance = 0.1 if loose else 1e-14 + _EPS * t.shape[-1] / 8
     v, residual = _moved(base, delta, y)
     best, stalled, steps = math.inf, 0, -1
-    while (steps := steps + 1) < _MAX_STEPS:
-        worst = float(np.abs(residual).max())
-        if worst <= tolerance:
-            break
+    while (steps := steps + 1) < _MAX_STEPS and not (worst := float(np.abs(residual).max())) <= tolerance:
         if worst < 1e-3:  # close; rounding may keep the residual from getting closer
-            rounding = _EPS * float((np.abs(delta) * y).max())
+            rounding = _EPS * float(np.abs(delta * y).max())
             stalled = stalled + 1 if best / 2 < worst < 1e4 * (_EPS + rounding) else 0
             best = min(best, worst)
             if stalled >= 20 or worst <= 4 * rounding:
                 break
         u = _direction(v, y, residual)
-        size = np.minimum(1, 0.9 / np.maximum(-u.min(-1), 0.9))[:, None]
+        size = np.minimum(1, 0.9 / np.maximum(-u.min(1, keepdims=True), 0.9))
         # The longest of the steps size, size/2, ... that shrinks the residual fourfold or that the dual does not object
         # to: the slope has not turned round by more than 0.8 of what it was, and the dual has not fallen (Hager and
         # Zhang's form of Armijo's rule, which still tells up from down when the dual's change is rounding).
-        done, slope = np.abs(residual).max(-1) < 1e-10, (residual * u).sum(-1)
-        noise = 1e-14 * (np.abs(np.log(y)).sum(-1) + (v * v).sum((-1, -2)) + t.shape[-1])
+        done, slope = np.abs(residual).max(1) < 1e-10, (residual * u).sum(1)
+        noise = 1e-14 * (np.abs(np.log(y)).sum(1) + (v * v).sum((1, 2))[:, None] + t.shape[-1])
         for _ in range(60):
             step = size * u
             new_v, new_residual = _moved(base, delta + step * y, y + step * y)
             if np.abs(new_residual).max() <= worst / 4:
                 break
-            turned = (new_residual * u / (1 + step)).sum(-1)
-            rise = np.log1p(step).sum(-1) - ((new_v - v) * (new_v + v)).sum((-1, -2)) / 4
+            turned = (new_residual * u / (1 + step)).sum(1)
+            rise = np.log1p(step).sum(1) - ((new_v - v) * (new_v + v)).sum((1, 2))[:, None] / 4
             good = (turned >= 0) | ((turned >= -0.8 * slope) & (rise >= -noise)) | done
             if good.all():
                 break
-            size = np.where(good[:, None], size, size / 2)
+            size = np.where(good[..., None], size, size / 2)
         delta, y, v, residual = delta + step * y, y + step * y, new_v, new_residual
     return delta, v, y, steps
 
 
-def _moved(base: Array, delta: Array, y: Array) -> tuple[Array, Array]:
-    """Return v and the gradient by y, times y."""
-    v = np.maximum(delta[:, :, None] + delta[:, None, :] + base, 0)  # the sum of pairs first: exactly symmetric
-    return v, 1 - y * v.sum(-1)
+def _two_sum(a: Array, b: Array) -> tuple[Array, Array]:
+    """Return a + b, rounded, and what rounding took from it."""
+    total = a + b
+    back = total - a
+    return total, (a - (total - back)) + (b - back)
 
 
 def _direction(v: Array, y: Array, residual: Array) -> Array:
@@ -121,21 +113,17 @@ def _direction(v: Array, y: Array, residual: Array) -> Array:
     y: from a ratio of 1e10 on, rounding of the others would drown it, so that the matrix is not formed any more and its
     factor ``[I; E]`` (one row y_m e_m + y_n e_n an active edge) is reduced instead.
     """
-    if float(y.max()) > 1e5:
-        return np.stack([_direction_by_qr(*item) for item in zip(v > 0, y, residual, strict=True)])
-    adjacency = np.sign(v)
-    hessian = y[:, :, None] * y[:, None, :] * adjacency
-    set_diagonal(hessian, adjacency.sum(-1) * (y * y) + 1)
-    return solve(hessian, residual[..., None])[..., 0]
+    if float(y.max()) <= 1e5:
+        adjacency = np.sign(v)
+        diagonal = 1 + adjacency.sum(-1) * (y * y)[..., 0]
+        return solver(set_diagonal(y * adjacency * y.swapaxes(1, 2), diagonal))(residual)
+    return np.stack([_direction_by_qr(*item) for item in zip(v > 0, y[..., 0], residual, strict=True)])
 
 
 def _direction_by_qr(active: Array, y: Array, residual: Array) -> Array:
-    size = len(y)
-    rows, columns = np.nonzero(np.triu(active))
-    factor = np.zeros((len(rows) + size, size))
-    factor[np.arange(len(rows)), rows] = y[rows]
-    factor[np.arange(len(rows)), columns] = y[columns]
-    factor[len(rows) :] = np.eye(size)
-    orthogonal, triangle = np.linalg.qr(factor)
-    # The least-squares solution of [E; I] u = [0; residual] has the normal equations above.
-    return np.linalg.solve(triangle, orthogonal[len(rows) :].T @ residual)
+    """Return the least-squares solution of ``[E; I] u = [0; residual]``, which has the normal equations above."""
+    ends = np.stack(np.nonzero(np.triu(active)), 1)
+    edges = np.zeros((len(ends), len(y)))
+    np.put_along_axis(edges, ends, y[ends], 1)
+    orthogonal, triangle = np.linalg.qr(np.concatenate([edges, np.eye(len(y))]))
+    return np.linalg.solve(triangle, orthogonal[len(ends) :].T @ residual)
