@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -21,7 +23,7 @@ from jgesr_lightning.reporting.comparisons import Dot, client_plot, dot_plot, fo
 from jgesr_lightning.reporting.map_grids import caption
 from jgesr_lightning.reporting.map_plot import map_figure
 from jgesr_lightning.reporting.maps import Map, map_of
-from jgesr_lightning.reporting.network import graph_network
+from jgesr_lightning.reporting.network import graph_network, strongest
 from jgesr_lightning.reporting.options import add_arguments, beside
 from jgesr_lightning.reporting.plots import Series
 from jgesr_lightning.reporting.runs import Block, Column, Run, blocks
@@ -50,14 +52,19 @@ class Drawing:
     Attributes:
         name: file name without suffix.
         caption: what it shows.
-        figure: the figure.
+        make: draws it.
         kind: "map", "compare", "clients", "curves" or "graph": the part of a page that it belongs to.
     """
 
     name: str
     caption: str
-    figure: Figure
+    make: Callable[[], Figure]
     kind: str = "curves"
+
+    @cached_property
+    def figure(self) -> Figure:
+        """The figure, drawn when it is first asked for."""
+        return self.make()
 
 
 def draw(runs: Sequence[Run], metric: str = METRIC, reference: str | None = None) -> Iterator[Drawing]:
@@ -109,11 +116,11 @@ def draw_block(block: Block, table: Table, compare_only: bool = False) -> Iterat
 def map_drawings(found: Map, separately: bool = False) -> Iterator[Drawing]:
     """Yield the picture of a map with all panels in one, or one picture a panel, of which the first says what it is."""
     if not separately:
-        yield Drawing("map", caption(found, found.panels), map_figure(found), "map")
+        yield Drawing("map", caption(found, found.panels), partial(map_figure, found), "map")
         return
     for place, panel in enumerate(found.panels):
         told = f"{panel.title}, in the same way." if place else caption(found, [panel])
-        yield Drawing(f"map_{panel.title}", told, map_figure(found, [panel]), "map")
+        yield Drawing(f"map_{panel.title}", told, partial(map_figure, found, [panel]), "map")
 
 
 def _means(table: Table, column: Column) -> Iterator[Drawing]:
@@ -130,7 +137,7 @@ def _means(table: Table, column: Column) -> Iterator[Drawing]:
     yield Drawing(
         f"means_{title}",
         f"{title}: {describe(table.metric)}, mean over seeds; {intervals}{paper}.",
-        dot_plot(dots, _ylabel(table.metric), title),
+        partial(dot_plot, dots, _ylabel(table.metric), title),
         "compare",
     )
 
@@ -150,7 +157,7 @@ def _differences(table: Table, column: Column) -> Iterator[Drawing]:
         f"{column_title(column)}: each method minus {table.reference} on equal seeds; right of zero is better than "
         f"{table.reference}. Thick: 95 % interval by itself; thin: corrected for the number of differences in the "
         "table (Holm).",
-        forest_plot(dots, "percentage points", title),
+        partial(forest_plot, dots, "percentage points", title),
         "compare",
     )
 
@@ -183,7 +190,7 @@ def _clients(block: Block, table: Table, column: Column) -> Iterator[Drawing]:
             f"clients_{title}",
             f"{title}: {describe(base).partition(', ')[0]}, after the last round: a point a client and seed; "
             "the stroke is their mean, and the worst is named.",
-            client_plot(rows, _ylabel(base), title),
+            partial(client_plot, rows, _ylabel(base), title),
             "clients",
         )
 
@@ -203,8 +210,8 @@ def _per_round(block: Block, column: Column, metric: str) -> Iterator[Drawing]:
     title = column_title(column)
     yield Drawing(
         f"rounds_{title}",
-        f"{title}: {describe(metric)}, after each round (0: before training). {_spread(series, 'Bands')}",
-        plots.accuracy_per_round(series, _ylabel(metric), title),
+        f"{title}: {describe(metric)}, after each round{_from(series)}. {_spread(series)}",
+        partial(plots.accuracy_per_round, series, _ylabel(metric), title),
     )
 
 
@@ -217,8 +224,8 @@ def _against_missing(block: Block, metric: str) -> Iterator[Drawing]:
             yield Drawing(
                 f"missing_{title}",
                 f"{title}: {describe(metric)}, at the last round, against the share of entries that do not arrive. "
-                f"{_spread(series, 'Bars')}",
-                plots.accuracy_against(series, "missing rate", _ylabel(metric), title),
+                f"{_spread(series)}",
+                partial(plots.accuracy_against, series, "missing rate", _ylabel(metric), title),
             )
 
 
@@ -232,9 +239,14 @@ def _against_noise(block: Block, metric: str) -> Iterator[Drawing]:
         if series:
             yield Drawing(
                 f"noise_{title}",
-                f"{title}: {describe(metric)}, at the last round, against the noise level s. {_spread(series, 'Bars')}",
-                plots.accuracy_against(
-                    series, "noise level s", _ylabel(metric), title, logarithmic=all(c[1] > 0 for c in columns)
+                f"{title}: {describe(metric)}, at the last round, against the noise level s. {_spread(series)}",
+                partial(
+                    plots.accuracy_against,
+                    series,
+                    "noise level s",
+                    _ylabel(metric),
+                    title,
+                    logarithmic=all(c[1] > 0 for c in columns),
                 ),
             )
 
@@ -267,24 +279,29 @@ def _graphs(block: Block, column: Column) -> Iterator[Drawing]:
         number, weights = graph
         kind = "edge weight" if name in ("jgesr", "two_step") else "mixing weight"
         title = f"{label}, {column_title(column)}, round {number}"
-        if held is None:
-            figure = plots.graph_heatmap(weights, plots.cluster_order(weights), title, kind)
-        else:
-            figure = plots.graph_and_labels(weights, held[1], held[0], title=title, label=kind)
+        around = plots.cluster_order(weights)
+        drawn, total, _ = strongest(weights)
+        edges = (
+            f"the {len(drawn)} strongest of {total} edges are drawn" if len(drawn) < total else "all edges are drawn"
+        )
+        matrix = (
+            partial(plots.graph_heatmap, weights, around, title, kind)
+            if held is None
+            else partial(plots.graph_and_labels, weights, held[1], held[0], around, title, kind)
+        )
         beside = "" if held is None else " Right: the classes of each client's samples, in the same order."
         yield Drawing(
             f"graph_{label}_{column_title(column)}",
             f"{title} (seed {run.config['seed']}): {kind}s between clients, ordered by average-linkage clustering of "
             f"the weights.{beside}",
-            figure,
+            matrix,
             "graph",
         )
-        around = plots.cluster_order(weights)
         yield Drawing(
             f"network_{label}_{column_title(column)}",
             f"{title} (seed {run.config['seed']}): clients on a circle in the order of the matrix; an edge is as broad "
-            "as its weight, the slightest are left out" + ("." if held is None else "; a node shows its classes."),
-            graph_network(weights, held[1] if held else None, held[0] if held else (), around, title),
+            f"as its weight, {edges} drawn" + ("." if held is None else "; a node shows its classes."),
+            partial(graph_network, weights, held[1] if held else None, held[0] if held else (), around, title),
             "graph",
         )
 
@@ -303,7 +320,7 @@ def _objectives(block: Block, column: Column) -> Iterator[Drawing]:
         yield Drawing(
             f"objective_{title}",
             f"{title}: objective J in the last round's aggregation, less its smallest value, against the iteration.",
-            plots.objective_trace(series, title),
+            partial(plots.objective_trace, series, title),
         )
 
 
@@ -322,10 +339,15 @@ def _averaged(label: str, histories: Sequence[dict[int, float]]) -> Series:
     return Series(label, shared, [mean.mean for mean in means], stds if len(stds) == len(means) > 0 else None)
 
 
-def _spread(series: Sequence[Series], what: str) -> str:
-    return (
-        f"{what}: one standard deviation over seeds." if any(line.std is not None for line in series) else "One seed."
-    )
+def _from(series: Sequence[Series]) -> str:
+    """Return where the curves begin, in words, unless it is with the first round."""
+    first = min(line.x[0] for line in series if len(line.x))
+    return " (0: before training)" if first == 0 else f" measured, from round {first} on" if first > 1 else ""
+
+
+def _spread(series: Sequence[Series]) -> str:
+    several = any(line.std is not None for line in series)
+    return "Bands: one standard deviation over seeds." if several else "One seed."
 
 
 def _ylabel(metric: str) -> str:
@@ -352,17 +374,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = CommandParser("figures", __doc__.splitlines()[0], "figures runs/table1_small --out figures")
     add_arguments(parser)
     parser.add_argument("--out", type=user_path, metavar="DIR", help="folder of the figures (RUNS/figures)")
+    parser.add_argument(
+        "--only", action="append", metavar="PATTERN", help="figures whose name matches, such as 'rounds_*'"
+    )
     arguments = parser.parse_args(argv)
     found = tables_of(arguments.folders, arguments.metric, arguments.reference, drawn=True)
     accuracies_only(found.metric)
     target = arguments.out or beside(arguments.folders, "figures")
-    count = 0
+    count = matched = 0
     for drawing in draw(found.collection.runs, found.metric, arguments.reference or found.reference):
+        count += 1
+        if not any(fnmatchcase(drawing.name, pattern) for pattern in arguments.only or ["*"]):
+            continue
+        matched += 1
         for path in plots.save(drawing.figure, target / drawing.name):
             print(path)
-        count += 1
     for note in found.collection.notes:
         print(f"note: {note}", file=sys.stderr)
     if not count:
         raise ConfigError(f"the runs in {', '.join(map(shown, arguments.folders))} have nothing to draw")
+    if not matched:
+        raise ConfigError(
+            f"--only {' '.join(arguments.only)} matches none of the {count} figures, such as {drawing.name}"
+        )
     return 0

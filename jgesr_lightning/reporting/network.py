@@ -11,7 +11,7 @@ from jgesr_lightning.reporting.agg import Axes, Figure, Wedge
 from jgesr_lightning.reporting.plots import ACCENT, CLASS_COLOURS, INK, Array, cluster_order, drawing, square
 from jgesr_lightning.reporting.text import figure_text
 
-_EDGES = 400  # the heaviest are drawn
+_EDGES = 60  # more cannot be told apart, unless there are more clients
 _LEAST = 0.03  # of the heaviest weight
 
 
@@ -24,8 +24,8 @@ def graph_network(
 ) -> Figure:
     """Return the graph with its clients on a circle, neighbours in `order` side by side.
 
-    An edge is as broad as its weight (of both directions the mean); edges below 3 % of the heaviest, and all but the
-    heaviest 400, are left out.
+    An edge is as broad as its weight (of both directions the mean). Those that `strongest` leaves out are counted in a
+    line below.
 
     Args:
         graph: (K, K) non-negative weights.
@@ -48,7 +48,11 @@ def graph_network(
         axes.set_axis_off()
         axes.set_xlim(-1.32, 1.32)
         axes.set_ylim(-1.32, 1.32)
-        _edges(axes, (weights + weights.T) / 2, places)
+        drawn, total, share = strongest(weights)
+        _edges(axes, (weights + weights.T) / 2, drawn, places)
+        if len(drawn) < total:
+            told = f"the {len(drawn)} strongest of {total} edges: {share:.0%} of the weight"
+            axes.text(0, -1.3, told, ha="center", va="top", fontsize=8.5, style="italic")
         held = None if counts is None else np.asarray(counts, dtype=np.float64)
         for client, (x, y) in enumerate(places):
             _node(axes, x, y, radius, None if held is None else held[client])
@@ -68,17 +72,32 @@ def graph_network(
     return figure
 
 
-def _edges(axes: Axes, weights: Array, places: Array) -> None:
-    upper = np.nan_to_num(np.triu(weights, 1))
-    top = float(upper.max()) if upper.size else 0.0
-    if top <= 0:
-        return
-    first, second = np.nonzero(upper >= _LEAST * top)
-    heaviest = np.argsort(-upper[first, second], kind="stable")[:_EDGES]
-    for m, n in zip(first[heaviest], second[heaviest], strict=True):
-        share = upper[m, n] / top
+def strongest(graph: ArrayLike) -> tuple[list[tuple[int, int]], int, float]:
+    """Return the edges that are drawn, the number of all, and the share of the weight that the drawn ones have.
+
+    Drawn are those of at least 3 % of the heaviest, and of these the heaviest 60, or two a client where that is more.
+
+    >>> strongest([[0, 4, 2], [4, 0, 0], [2, 0, 0]])
+    ([(0, 1), (0, 2)], 2, 1.0)
+    """
+    weights = square(graph)
+    upper = np.maximum(np.nan_to_num(np.triu((weights + weights.T) / 2, 1)), 0)
+    total = float(upper.sum())
+    if total <= 0:
+        return [], 0, 1.0
+    first, second = np.nonzero(upper >= _LEAST * upper.max())
+    heaviest = np.argsort(-upper[first, second], kind="stable")[: max(_EDGES, 2 * len(weights))]
+    drawn = [(int(first[place]), int(second[place])) for place in heaviest]
+    return drawn, int(np.count_nonzero(upper)), float(sum(upper[edge] for edge in drawn)) / total
+
+
+def _edges(axes: Axes, weights: Array, drawn: Sequence[tuple[int, int]], places: Array) -> None:
+    top = max((weights[edge] for edge in drawn), default=1.0)
+    broad = 3.2 * min(1.0, 30 / max(len(drawn), 1))
+    for m, n in reversed(drawn):  # the heaviest on top
+        share = weights[m, n] / top
         axes.plot(
-            places[[m, n], 0], places[[m, n], 1], color=ACCENT, linewidth=0.4 + 3.2 * share, alpha=0.25 + 0.6 * share,
+            places[[m, n], 0], places[[m, n], 1], color=ACCENT, linewidth=0.4 + broad * share, alpha=0.25 + 0.6 * share,
             solid_capstyle="round", zorder=1,
         )  # fmt: skip
 

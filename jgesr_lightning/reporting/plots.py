@@ -172,19 +172,19 @@ def accuracy_per_round(series: Sequence[Series], ylabel: str, title: str = "") -
     Bands are one standard deviation over runs to either side. Round 0, a guess, does not decide how far down the axis
     goes.
     """
-    figure, axes = _lines(series, "round", ylabel, title, bands=True)
+    figure, axes = _lines(series, "round", ylabel, title)
     points = [point for line in series for point in zip(line.x, line.mean, strict=True)]
     after = [mean for number, mean in points if number > 0 and np.isfinite(mean)]
     if after:
         axes.set_ylim(bottom=max(0, 100 * min(after) - 5))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     return figure
 
 
 def accuracy_against(
     series: Sequence[Series], xlabel: str, ylabel: str, title: str = "", logarithmic: bool = False
 ) -> Figure:
-    """Return accuracies against a setting, such as the missing rate; bars are one standard deviation over runs.
+    """Return accuracies against a setting, such as the missing rate; bands are one standard deviation over runs.
 
     Args:
         series: one line a method.
@@ -193,7 +193,7 @@ def accuracy_against(
         title: written above.
         logarithmic: whether the setting's axis is logarithmic; its values must then be positive.
     """
-    figure, axes = _lines(series, xlabel, ylabel, title, bands=False)
+    figure, axes = _lines(series, xlabel, ylabel, title)
     if logarithmic:
         axes.set_xscale("log")
         ticks = sorted({float(value) for line in series for value in line.x})
@@ -405,7 +405,7 @@ def _label_bars(axes: Axes, held: Array, classes: Sequence[str], rows: list[int]
     )
 
 
-def _lines(series: Sequence[Series], xlabel: str, ylabel: str, title: str, bands: bool) -> tuple[Figure, Axes]:
+def _lines(series: Sequence[Series], xlabel: str, ylabel: str, title: str) -> tuple[Figure, Axes]:
     with drawing():
         figure = Figure(figsize=(6.4, 3.9), layout="constrained")
         axes = figure.add_subplot()
@@ -416,10 +416,7 @@ def _lines(series: Sequence[Series], xlabel: str, ylabel: str, title: str, bands
             if line.std is None:
                 continue
             std = 100 * np.asarray(line.std, dtype=np.float64)
-            if bands:
-                axes.fill_between(line.x, mean - std, mean + std, color=style["color"], alpha=0.15, linewidth=0)
-            else:
-                axes.errorbar(line.x, mean, std, fmt="none", ecolor=style["color"], elinewidth=0.9, capsize=2.5)
+            axes.fill_between(line.x, mean - std, mean + std, color=style["color"], alpha=0.15, linewidth=0)
         axes.set_xlabel(figure_text(xlabel))
         axes.set_ylabel(figure_text(ylabel))
         _finish(figure, axes, title)

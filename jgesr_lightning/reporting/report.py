@@ -35,6 +35,7 @@ LIMIT = 1_900_000
 """Bytes beyond which pictures are left out, and named: the page stays below two megabytes."""
 _FOR_RUNS = 0.15  # part of it that the list of runs and the tables may take
 _NARROW = 400  # points
+_LEAST = 5_000  # bytes of a picture, about: where there is less room none is drawn
 
 
 def page(found: Findings, target: Path) -> str:
@@ -101,8 +102,8 @@ class _Pictures:
         """Return kind -> pictures; the names of those that there is no room for are kept."""
         drawn: dict[str, list[Mapping[str, Any]]] = {}
         for drawing in drawings:
-            svg = _svg(drawing)
-            if len(svg) > self.room:
+            svg = _svg(drawing) if self.room > _LEAST else ""
+            if not svg or len(svg) > self.room:
                 self.left_out.append(drawing.name)
                 continue
             self.room -= len(svg)

@@ -1,3 +1,4 @@
+import itertools
 import json
 import os
 import re
@@ -158,3 +159,41 @@ def test_the_network_draws_the_heaviest_edges_and_each_clients_classes():
     shares = sorted(round(p.theta2 - p.theta1) for p in axes.patches if p.width is None)
     assert shares == [180, 180, 360, 360]  # client 0 whole, client 1 in halves, client 2 empty
     assert graph_network(np.zeros((2, 2))).axes[0].get_lines()[:] == []
+
+
+def test_a_caption_says_where_curves_begin(tmp_path):
+    make_run(tmp_path, "a", 0.90, method="fedavg", rounds=10)
+    assert "after each round (0: before training)." in names(tmp_path)["rounds_mnist_s_0.1"].caption
+    assert "after each round. One seed." in names(tmp_path, "accuracy/trained")["rounds_mnist_s_0.1"].caption
+    rows = (tmp_path / "a" / "metrics.csv").read_text().splitlines()
+    (tmp_path / "a" / "metrics.csv").write_text("\n".join([rows[0], *(rows[1 + n] for n in (5, 10))]) + "\n")
+    caption = names(tmp_path, "accuracy/trained")["rounds_mnist_s_0.1"].caption
+    assert "after each round measured, from round 5 on." in caption
+
+
+def test_missing_rates_have_bands_over_seeds(tmp_path):
+    for seed, rate in itertools.product(range(3), (0.0, 0.05, 0.1)):
+        make_run(tmp_path, f"{rate}_{seed}", 0.9 - rate + 0.01 * seed, seed=seed, missing=rate)
+    (band,) = names(tmp_path)["missing_mnist_s_0.1"].figure.axes[0].collections
+    low, high = band.get_paths()[0].get_extents().intervaly
+    assert (low, high) == (pytest.approx(80), pytest.approx(92))  # means 81, 86, 91, deviation 1
+
+
+def test_only_the_figures_asked_for_are_drawn(tmp_path, capsys):
+    make_run(tmp_path, "a", 0.9, method="jgesr")
+    assert main([str(tmp_path), "--only", "rounds_*", "--only", "objective*"]) == 0
+    written = sorted(path.name for path in (tmp_path / "figures").glob("*.png"))
+    assert written == ["objective_mnist_s_0.1.png", "rounds_mnist_s_0.1.png"]
+    with pytest.raises(ConfigError, match="--only round matches none of the"):
+        main([str(tmp_path), "--only", "round"])
+
+
+def test_of_a_dense_network_the_strongest_edges_are_drawn_and_the_picture_says_so():
+    generator = np.random.default_rng(0)
+    weights = np.triu(generator.uniform(0.5, 1, (20, 20)), 1)
+    axes = graph_network(weights + weights.T).axes[0]
+    assert len(axes.get_lines()) == 60
+    heaviest = np.sort(weights[weights > 0])[::-1]
+    share = heaviest[:60].sum() / heaviest.sum()
+    assert axes.texts[0].get_text() == f"the 60 strongest of 190 edges: {share:.0%} of the weight"
+    assert not any("strongest" in text.get_text() for text in graph_network([[0, 1], [1, 0]]).axes[0].texts)

@@ -2,8 +2,9 @@
 
 import pytest
 
-from jgesr_lightning.config import ConfigError, load_config
+from jgesr_lightning.config import ConfigError, load_config, to_dict
 from jgesr_lightning.study import choose, load_study, parse_part
+from jgesr_lightning.study.cells import copied
 from tests.study.studies import BASE, ROOT, TWO, cells_of, write_study
 
 
@@ -135,6 +136,15 @@ def test_the_papers_studies_hold_the_papers_cells():
     assert {("two_step", "uniform"), ("two_step", "shares"), ("jgesr", "uniform"), ("jgesr", "shares")} < rows
     _, cells = load_study("missing")
     assert sorted({c.config.channel.missing_rate for c in cells}) == [rate / 100 for rate in range(11)]
+
+
+def test_what_no_entry_is_missing_from_is_taken_over_from_the_table():
+    of_table = {copied(to_dict(cell.config)) for cell in load_study("table1_tenth")[1]}
+    taken = {
+        cell.name: cell.config for cell in load_study("missing_tenth")[1] if copied(to_dict(cell.config)) in of_table
+    }
+    assert {config.channel.missing_rate for config in taken.values()} == {0.0}
+    assert len(taken) == 5 * 2 * 3  # methods, data sets, seeds
 
 
 def test_a_study_is_read_like_a_run(tmp_path):
