@@ -50,6 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except KeyboardInterrupt:
         _complain("interrupted")
+        if argv is None:  # whoever sits there waits for it, and to take PyTorch apart takes seconds
+            _drop_output()
+            os._exit(130)
         return 130
     except BrokenPipeError:  # as in `... | head`
         _drop_output()
