@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from jgesr_lightning.checks import nearest
-from jgesr_lightning.config.section import ConfigError
+from jgesr_lightning.config.error import ConfigError
 
 
 def program() -> str:

@@ -43,14 +43,20 @@ _OTHERS_SAY = {  # what it is called here: what others call it; a hint is given 
 SYNONYMS = {word: name for name, words in _OTHERS_SAY.items() for word in words.split()}
 
 
-def nearest(word: str, known: Iterable[str], *, synonyms_only: bool = False) -> str:
-    """Return ``" (did you mean 'x'?)"`` for the known word that means or looks like `word`, or an empty string."""
+def nearest(word: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
+    """Return ``" (did you mean 'x'?)"`` for the known word that means or looks like `word`, or an empty string.
+
+    Args:
+        word: what was written.
+        known: what there is.
+        cutoff: how alike the two must look, from 0, not at all, to 1, where only the case of letters may differ.
+    """
     known = list(known)
     meant = SYNONYMS.get(word.lower())
     matches = [meant] if meant in known else []
-    if not matches and not synonyms_only:
+    if not matches:
         spelt = {name.lower(): name for name in reversed(known)}
-        matches = [spelt[near] for near in difflib.get_close_matches(word.lower(), spelt, n=1, cutoff=0.5)]
+        matches = [spelt[near] for near in difflib.get_close_matches(word.lower(), spelt, n=1, cutoff=cutoff)]
     return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 

@@ -12,25 +12,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from jgesr_lightning import names
 from jgesr_lightning.aggregators import aggregator_names, aggregator_settings
 from jgesr_lightning.checks import nearest
-from jgesr_lightning.config import nodes, reading
-from jgesr_lightning.config.methods import method_settings, refuse_unknown, setting_types_of, settings_model
-from jgesr_lightning.config.nodes import Setting
-from jgesr_lightning.config.reading import located
-from jgesr_lightning.config.schema import KEYS, SECTIONS, AggregatorConfig, Config
-from jgesr_lightning.config.section import ConfigError
+from jgesr_lightning.config.error import ConfigError
+from jgesr_lightning.config.methods import method_settings, refuse_unknown, settings_model
+from jgesr_lightning.config.schema import KEYS, SECTIONS, Config
+from jgesr_lightning.config.section import located, looks_like
 from jgesr_lightning.config.shipped import find_config, folders
+from jgesr_lightning.config.written import Items, Setting, Text, argument, dotted, dump, read_tree, written
 from jgesr_lightning.paths import user_path
 
 logger = logging.getLogger(__name__)
 
 Layer = dict[str, Setting]
+"""Dotted key -> value as it was written."""
 
 
 def load_config(
@@ -49,90 +48,16 @@ def load_config(
     """
     if isinstance(overrides, Mapping):
         raise ConfigError(f"overrides are texts key=value, such as {'rounds=3'!r}, not a mapping")
+    places: dict[str, str] = {}
     try:
-        layer = {_known(key, setting.where): setting for key, setting in (settings or {}).items()}
-        layer |= parse_overrides(shlex.split(overrides) if isinstance(overrides, str) else overrides)
-        if path is None:
-            return _merge([], layer, "run")
-        path = find_config(path)
-        return _merge(_file_layers(path), layer, path.stem)
-    except ConfigError:
-        raise
-    except RecursionError:
-        raise ConfigError(f"{path or 'configuration'}: nested too deeply") from None
+        last = _layer(settings or {})
+        last |= parse_overrides(shlex.split(overrides) if isinstance(overrides, str) else overrides)
+        path = None if path is None else find_config(path)
+        layers = [*([] if path is None else _file_layers(path, {})), last]
+        places |= {key: value.where for layer in layers for key, value in layer.items()}
+        return _merge(layers, "run" if path is None else path.stem)
     except ValueError as error:
-        raise ConfigError(error) from None
-
-
-def from_dict(values: Mapping[str, Any]) -> Config:
-    """Return the configuration of nested plain values, as `to_dict` gives them."""
-    values = dict(values)
-    if "aggregator" in values:
-        settings = dict(values["aggregator"])
-        name = settings.pop("name", AggregatorConfig.model_fields["name"].default)
-        values["aggregator"] = {"name": name, "settings": settings}
-    built: dict[str, Any] = {key: SECTIONS[key](**value) if key in SECTIONS else value for key, value in values.items()}
-    return Config(**built)
-
-
-def to_dict(config: Config) -> dict[str, Any]:
-    """Return nested plain values, the settings of the method beside its name."""
-    values = config.model_dump()
-    values["aggregator"] = {"name": config.aggregator.name, **config.aggregator.settings}
-    values["logging"]["tags"] = list(config.logging.tags)
-    return values
-
-
-def completed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run's stored settings with those that it did not have yet, at their defaults: an older run's, say.
-
-    A method from outside is not imported to complete its own.
-    """
-    filled: dict[str, Any] = {key: Config.model_fields[key].default for key in KEYS if "." not in key}
-    filled |= {key: value for key, value in values.items() if key not in SECTIONS}
-    for section, model in SECTIONS.items():
-        known = {key: field.default for key, field in model.model_fields.items() if f"{section}.{key}" in KEYS}
-        filled[section] = {**known, **(values.get(section) or {})}
-    method = str(filled["aggregator"]["name"])
-    if names.is_builtin("aggregators", method):
-        filled["aggregator"] = {"name": method, **method_settings(method), **filled["aggregator"]}
-    filled["logging"]["tags"] = list(filled["logging"]["tags"])
-    return filled
-
-
-def to_yaml(config: Config) -> str:
-    """Return the resolved configuration as YAML text; `load_config` reads it back as an equal `Config`."""
-    return nodes.dump(to_dict(config))
-
-
-def _file_layers(path: Path, read: dict[Path, bool] | None = None) -> list[Layer]:
-    """Return the layers of a file's bases, then its own; a file that several others build on is applied once, first."""
-    read = {} if read is None else read  # False while a file's bases are being read, then True
-    read[path.resolve()] = False
-    layer: Layer = {}
-    layers: list[Layer] = []
-    entries = list(nodes.leaves(nodes.read_tree(path), SECTIONS.__contains__, path))
-    if any(key.partition(".")[0] == "methods" for key, _ in entries):
-        raise ConfigError(f"{path} is a study, not one run; it is run by: python -m jgesr_lightning study {path}")
-    for key, node in entries:
-        where = nodes.place(path, node)
-        if key != "base":
-            layer[_known(key, where)] = Setting(node, where, path.parent)
-            continue
-        bases = node.value if isinstance(node, yaml.SequenceNode) else [node]
-        for name in (reading.typed("base", entry, str) for entry in bases):
-            base = path.parent / user_path(name)
-            if not base.is_file() and name == Path(name).stem:  # a bare name: what is shipped, wherever this file lies
-                base = next((file for place in folders() if (file := place / f"{name}.yaml").is_file()), base)
-            if not base.is_file():
-                options = [str(file.relative_to(path.parent)) for file in sorted(path.parent.glob("*.yaml"))]
-                raise ConfigError(f"{where}: no base file {base}{nearest(name, options)}")
-            if read.get(base.resolve()) is False:
-                raise ConfigError(f"{where}: base {name} leads back to {base}, which builds on this file")
-            if base.resolve() not in read:
-                layers += _file_layers(base, read)
-    read[path.resolve()] = True
-    return [*layers, layer]
+        raise ConfigError(located(str(error), places)) from None
 
 
 def parse_overrides(overrides: Iterable[str]) -> Layer:
@@ -144,72 +69,129 @@ def parse_overrides(overrides: Iterable[str]) -> Layer:
             continue
         if not equals or not key:
             raise ConfigError(f"{override!r} is no setting: write key=value, such as local.lr=0.05")
-        layer[_known(key, "")] = Setting(nodes.argument(value))
-    return layer
+        layer[key] = argument(value)
+    return _layer(layer)
 
 
-def _known(key: str, where: str) -> str:
-    """Return `key` if it is one, a method's setting included; ConfigError with the nearest otherwise."""
+def to_dict(config: Config) -> dict[str, Any]:
+    """Return nested plain values, the settings of the method beside its name; ``Config(**values)`` takes them back."""
+    values = config.model_dump()
+    values["logging"]["tags"] = list(config.logging.tags)
+    return values
+
+
+def to_yaml(config: Config) -> str:
+    """Return the resolved configuration as YAML text; `load_config` reads it back as an equal `Config`."""
+    return dump(to_dict(config))
+
+
+def completed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run's stored settings with those that it did not have yet, at their defaults: an older run's, say.
+
+    A method from outside is not imported to complete its own.
+    """
+    filled = to_dict(Config())
+    method = str((values.get("aggregator") or filled["aggregator"])["name"])
+    own = method_settings(method) if names.is_builtin("aggregators", method) else {}
+    filled["aggregator"] = {"name": method, **own}
+    for key, value in values.items():
+        filled[key] = {**filled[key], **(value or {})} if key in SECTIONS else value
+    filled["logging"]["tags"] = list(filled["logging"]["tags"])
+    return filled
+
+
+def _file_layers(path: Path, read: dict[Path, bool]) -> list[Layer]:
+    """Return the layers of a file's bases, then its own.
+
+    Args:
+        path: the file.
+        read: the files met so far, False while their bases are being read: one that several build on counts once.
+    """
+    read[path.resolve()] = False
+    values = dotted(read_tree(path), SECTIONS)
+    if any(key.partition(".")[0] == "methods" for key in values):
+        raise ConfigError(f"{path} is a study, not one run; it is run by: python -m jgesr_lightning study {path}")
+    bases = values.pop("base", Items())
+    layers: list[Layer] = []
+    for name in bases if isinstance(bases, Items) else [bases]:
+        base = _base(name, path)
+        if read.get(base.resolve()) is False:
+            raise ConfigError(f"{name.where}: base {name} leads back to {base}, which builds on this file")
+        if base.resolve() not in read:
+            layers += _file_layers(base, read)
+    read[path.resolve()] = True
+    return [*layers, _layer(values)]
+
+
+def _base(name: Setting, path: Path) -> Path:
+    """Return the base file of that name: one beside the file, or for a bare name one that is shipped."""
+    if not isinstance(name, Text):
+        raise ConfigError(f"{name.where}: base must be the name of a file, or a list of such")
+    base = path.parent / user_path(name)
+    if not base.is_file() and name == Path(name).stem:
+        base = next((file for place in folders() if (file := place / f"{name}.yaml").is_file()), base)
+    if not base.is_file():
+        options = [str(file.relative_to(path.parent)) for file in sorted(path.parent.glob("*.yaml"))]
+        raise ConfigError(f"{name.where}: no base file {base}{nearest(name, options)}")
+    return base
+
+
+def _layer(settings: Mapping[str, Setting]) -> Layer:
+    """Return the settings, their keys checked, with the paths of files that hold parts in full."""
+    for key, value in settings.items():
+        _check_key(key, value.where)
+    parts = names.KEYS.values()
+    return {
+        key: value.resolved() if key in parts and isinstance(value, Text) else value for key, value in settings.items()
+    }
+
+
+def _check_key(key: str, where: str) -> None:
+    """Raise ConfigError, with the nearest, for a key that there is not; one of a method's settings may be any."""
     at = f"{where}: " if where else ""
-    if key in KEYS or (key.startswith("aggregator.") and key.count(".") == 1 and not key.endswith(".")):
-        return key
+    section, _, leaf = key.rpartition(".")
+    if key in KEYS or (section == "aggregator" and leaf):
+        return
     if key in SECTIONS:
         keys = [known for known in KEYS if known.startswith(f"{key}.")]
         more = " and the method's settings" if key == "aggregator" else ""
         raise ConfigError(f"{at}{key} is a section; give its keys: {', '.join(keys)}{more}")
     if key == "base":
         raise ConfigError("base belongs into a file")
-    section, leaf = key.partition(".")[0], key.rpartition(".")[2]
-    same = [known for known in KEYS if known.rpartition(".")[2] == leaf]
-    close = nearest(leaf, KEYS, synonyms_only=True) or nearest(key, [*KEYS, *SECTIONS])
-    moved = bool(same) and (section == leaf or section in SECTIONS)  # a misspelt word comes before one from elsewhere
-    if not same and not close and leaf in set().union(*map(aggregator_settings, aggregator_names())):
-        same = [f"aggregator.{leaf}"]
-    hint = f" (did you mean {same[0]!r}?)" if moved or (same and not close) else close
+    elsewhere = [known for known in KEYS if known.rpartition(".")[2] == leaf]
+    if not elsewhere and leaf in set().union(*map(aggregator_settings, aggregator_names())):
+        elsewhere = [f"aggregator.{leaf}"]
+    hint = (
+        nearest(leaf, KEYS, cutoff=1.0)  # what others call it
+        or nearest(key, elsewhere, cutoff=0.0)
+        or nearest(key, [*KEYS, *SECTIONS])
+    )
     tops = [known for known in KEYS if "." not in known]
     known = f"; known: {', '.join([*tops, *(f'{section}.*' for section in SECTIONS)])}" if not hint else ""
     raise ConfigError(f"{at}unknown key {key!r}{hint}{known}")
 
 
-def _merge(files: Sequence[Layer], overrides: Layer, stem: str) -> Config:
-    """Merge the layers over the defaults, fill in ``${...}``, and check the result."""
-    values: dict[str, Any] = {"name": None}
-    for key in KEYS.keys() - values.keys():
-        section, _, leaf = key.rpartition(".")
-        values[key] = (SECTIONS[section] if section else Config).model_fields[leaf].default
-    places: dict[str, str] = {}
+def _merge(layers: Sequence[Layer], stem: str) -> Config:
+    """Merge the layers, fill in ``${...}``, and check the result."""
+    given: Layer = {}
     settings: Layer = {}
-    try:
-        for layer in (*files, overrides):
-            places |= {key: entry.where for key, entry in layer.items()}
-            before = str(values["aggregator.name"])
-            values |= {key: _value(key, entry, KEYS[key]) for key, entry in layer.items() if key in KEYS}
-            after = str(values["aggregator.name"])
-            own = {key.removeprefix("aggregator."): entry for key, entry in layer.items() if key not in KEYS}
-            settings = {**_carried(settings, before, after), **own}
-            refuse_unknown(settings, after)
-        hints = KEYS | setting_types_of(after)
-        for leaf, field in settings_model(after).model_fields.items():
-            key = f"aggregator.{leaf}"
-            if leaf in settings:
-                values[key] = _value(key, settings[leaf], hints[key])
-            elif not field.is_required():
-                values[key] = field.default
-        named = values["name"] is not None
-        if not named:
-            values["name"] = stem
-        _interpolate(values, hints)
-        config = from_dict(_nested(values))
-    except ValueError as error:
-        raise ConfigError(located(str(error), places)) from None
+    method = Config().aggregator.name
+    for layer in layers:
+        given |= {key: value for key, value in layer.items() if key in KEYS}
+        before, method = method, str(given.get("aggregator.name", method))
+        own = {key.removeprefix("aggregator."): value for key, value in layer.items() if key not in KEYS}
+        settings = {**_carried(settings, before, method), **own}
+        refuse_unknown(settings, method)
+    name = given.get("name")
+    named = not (name is None or (isinstance(name, Text) and name.is_null))
+    given |= {f"aggregator.{key}": value for key, value in settings.items()}
+    tree = _nested(_interpolated(given if named else given | {"name": Text(stem)}, method))
+    if settings:
+        tree["aggregator"] |= settings_model(method).read({key: tree["aggregator"][key] for key in settings})
+    config = Config.read(tree)
     if not named:
         config.model_fields_set.discard("name")
     return config
-
-
-def _value(key: str, entry: Setting, hint: Any) -> Any:
-    value = reading.typed(key, entry.node, hint)
-    return names.resolve(value, entry.folder) if key in names.KEYS.values() and isinstance(value, str) else value
 
 
 def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -220,26 +202,24 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
     return nested
 
 
-def _interpolate(values: dict[str, Any], hints: Mapping[str, Any]) -> None:
-    """Replace every ``${...}`` by what it stands for, read as the type of its key."""
-    texts = {key: value for key, value in values.items() if reading.is_interpolation(value)}
-    if not texts:
-        return
-    tree = OmegaConf.create(_nested({key: value for key, value in values.items() if key not in texts}))
-    for key, text in texts.items():
-        try:
-            OmegaConf.update(tree, key, text)
-        except OmegaConfBaseException:
-            raise ValueError(f"{key} is {text!r}; ${{...}} is not closed, or holds no key") from None
-    for key, text in texts.items():
-        try:
-            found = OmegaConf.select(tree, key)
-            found = OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
-        except OmegaConfBaseException as error:
-            raise ValueError(f"{key} is {text!r}; {str(error).splitlines()[0]}") from None
-        if isinstance(found, dict) or reading.is_interpolation(found):
-            raise ValueError(f"{key} is {text!r}; this gives {found!r}, which is no value")
-        values[key] = _value(key, Setting(nodes.scalar(found)), hints[key])
+def _interpolated(given: Layer, method: str) -> Layer:
+    """Return the settings with what each ``${...}`` stands for in its place, defaults included."""
+    if not any("${" in str(value) for value in given.values()):
+        return given
+    tree = OmegaConf.create(completed({"aggregator": {"name": method, **method_settings(method)}}))
+    filled = dict(given)
+    key = ""
+    try:
+        for key, value in given.items():
+            OmegaConf.update(tree, key, [*map(str, value)] if isinstance(value, Items) else str(value))
+        for key in given:
+            if "${" in str(given[key]):
+                found = OmegaConf.select(tree, key)
+                found = OmegaConf.to_object(found) if OmegaConf.is_config(found) else found
+                filled[key] = written(found, given[key].where)
+    except (OmegaConfBaseException, RecursionError) as error:
+        raise ValueError(f"{key} is {str(given[key])!r}; {str(error).splitlines()[0]}") from None
+    return filled
 
 
 def _carried(settings: Layer, before: str, after: str) -> Layer:
@@ -248,26 +228,15 @@ def _carried(settings: Layer, before: str, after: str) -> Layer:
     A setting is carried over where both methods have it with the same default, and so the same meaning; the others
     belong to the method that was left. What is dropped although it had been changed is named in a note.
     """
-    if before == after or not settings:
+    if before == after:
         return settings
-    old, new, hints = method_settings(before), method_settings(after), setting_types_of(before)
-    kept = {leaf: entry for leaf, entry in settings.items() if leaf in new and new[leaf] == old[leaf]}
-    values = {
-        leaf: _value(f"aggregator.{leaf}", entry, hints[f"aggregator.{leaf}"]) for leaf, entry in settings.items()
-    }
-
-    def changed(leaves: Iterable[str]) -> str:
-        return ", ".join(f"{leaf}={values[leaf]}" for leaf in leaves if values[leaf] != old[leaf])
-
-    dropped = [leaf for leaf in settings if leaf not in kept]
-    if changed(dropped):
-        source, still = settings[dropped[0]].where.partition(", line")[0], changed(kept)
-        logger.warning(
-            "aggregator.name=%s: settings of %s from %s not used: %s%s",
-            after,
-            before,
-            source,
-            changed(dropped),
-            f"; kept: {still}" if still else "",
-        )
+    old, new = method_settings(before), method_settings(after)
+    kept = {key: value for key, value in settings.items() if key in new and new[key] == old[key]}
+    changed = {key: looks_like(value) for key, value in settings.items() if looks_like(value) != old[key]}
+    dropped = [f"{key}={value}" for key, value in changed.items() if key not in kept]
+    if dropped:
+        source = next(settings[key].where.partition(", line")[0] for key in changed if key not in kept)
+        still = ", ".join(f"{key}={value}" for key, value in changed.items() if key in kept)
+        unused, rest = ", ".join(dropped), f"; kept: {still}" if still else ""
+        logger.warning("aggregator.name=%s: settings of %s from %s not used: %s%s", after, before, source, unused, rest)
     return kept

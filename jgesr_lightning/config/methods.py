@@ -39,11 +39,6 @@ def method_settings(method: str) -> dict[str, Any]:
     return {key: None if field.is_required() else field.default for key, field in fields.items()}
 
 
-def setting_types_of(method: str) -> dict[str, Any]:
-    """Return the settings of a method, dotted, with their types."""
-    return {f"aggregator.{key}": field.annotation for key, field in settings_model(method).model_fields.items()}
-
-
 def refuse_unknown(settings: Iterable[str], method: str) -> None:
     """Raise ValueError for a setting that the method does not have."""
     known = settings_model(method).model_fields

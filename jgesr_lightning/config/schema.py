@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, model_validator
 
 from jgesr_lightning import names
 from jgesr_lightning.aggregators import min_clients
@@ -23,7 +24,31 @@ def _path(text: str) -> str:
     return text
 
 
+def _folder_name(name: str) -> str:
+    if not re.fullmatch(r"[^\s/\\.][^/\\\x00-\x1f]{0,199}", name) or name != name.strip():
+        raise ValueError("it names the run's folder: up to 200 characters, no slash, no leading dot")
+    return name
+
+
+def _taken_by_wandb(text: str | None, info: ValidationInfo) -> str | None:
+    if reason := refusal(str(info.field_name), text):
+        raise ValueError(reason)
+    return text
+
+
+def _tags_taken_by_wandb(tags: tuple[str, ...]) -> tuple[str, ...]:
+    for reason in filter(None, (refusal("tag", tag) for tag in tags)):
+        raise ValueError(reason.replace("it must", "each must", 1))
+    return tags
+
+
+def _known(kind: str) -> AfterValidator:
+    """Return the check that a part of that kind stands behind a name."""
+    return AfterValidator(partial(names.check, kind))
+
+
 PathText = Annotated[str, AfterValidator(_path)]
+Label = Annotated[str | None, AfterValidator(_taken_by_wandb)]
 Positive = Annotated[int, Field(ge=1)]
 Metric = Literal[
     "accuracy/received", "accuracy/received_weighted", "accuracy/received_std", "accuracy/received_worst",
@@ -36,71 +61,64 @@ Seed = Annotated[int, Field(ge=0)]
 class DataConfig(Section):
     """The data set and how it is shared out."""
 
-    section = "data"
-
-    name: str = Field("mnist", description="a data set of `jgesr_lightning.data`")
-    root: PathText | None = Field(None, description="folder of the data; None: the variable JGESR_DATA, else ``data``")
-    verify: bool = Field(True, description="whether files of a published set must have the published checksums")
-    label: str = Field("label", pattern=r"\S", description="column of labels in tables (.csv)")
-    partition: str | None = Field(
-        None,
-        pattern=r"\S",
-        description="how samples are shared out, or a file of lists; None: as the data are",
-    )
-    classes_per_client: int = Field(
-        2, ge=1, description="shards of one class that a client is dealt (partition shards)"
-    )
-    planted: Literal["labels", "rotations"] | None = Field(
-        None, description="clients are in groups, told apart by renamed classes or turned images; None: no groups"
-    )
-    groups: int = Field(4, ge=2, description="number of planted groups")
-    kappa: float = Field(0.05, gt=0, description="concentration of the partitions dirichlet and quantity")
-    fraction: float = Field(1.0, gt=0, le=1, description="part of the training data that is used")
-    min_samples: int = Field(20, ge=2, description="fewest samples of a client, its test share included")
-    test_share: float = Field(0.25, gt=0, lt=1, description="part of a client's samples kept for its local test")
-
-    @field_validator("name")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        return names.check("data", name)
-
-    @field_validator("partition")
-    @classmethod
-    def _known_partition(cls, name: str | None) -> str | None:
-        return name and names.check("partitions", name)
+    name: Annotated[str, _known("data")] = "mnist"
+    """A data set of `jgesr_lightning.data`."""
+    root: PathText | None = None
+    """Folder of the data; None: the variable JGESR_DATA, else ``data``."""
+    verify: bool = True
+    """Whether files of a published set must have the published checksums."""
+    label: str = Field("label", pattern=r"\S")
+    """Column of labels in tables (.csv)."""
+    partition: Annotated[str, Field(pattern=r"\S"), _known("partitions")] | None = None
+    """How samples are shared out, or a file of lists; None: as the data are."""
+    classes_per_client: int = Field(2, ge=1)
+    """Shards of one class that a client is dealt (partition shards)."""
+    planted: Literal["labels", "rotations"] | None = None
+    """Clients are in groups, told apart by renamed classes or turned images; None: no groups."""
+    groups: int = Field(4, ge=2)
+    """Number of planted groups."""
+    kappa: float = Field(0.05, gt=0)
+    """Concentration of the partitions dirichlet and quantity."""
+    fraction: float = Field(1.0, gt=0, le=1)
+    """Part of the training data that is used."""
+    min_samples: int = Field(20, ge=2)
+    """Fewest samples of a client, its test share included."""
+    test_share: float = Field(0.25, gt=0, lt=1)
+    """Part of a client's samples kept for its local test."""
 
 
 class ModelConfig(Section):
     """The network."""
 
-    section = "model"
-
-    name: str = Field("lenet", description="a network of `jgesr_lightning.models`")
-
-    @field_validator("name")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        return names.check("models", name)
+    name: Annotated[str, _known("models")] = "lenet"
+    """A network of `jgesr_lightning.models`."""
 
 
 class LocalConfig(Section):
     """Training at the clients. The paper gives no batch size: 128 brings FedAvg's row nearest to its own."""
 
-    section = "local"
-
-    epochs: int = Field(5, ge=1, description="passes over a client's training samples in each round")
-    batch_size: Positive | Literal["full"] = Field(128, description="samples a step; full: all of a client's, one step")
-    lr: float = Field(0.01, gt=0, description="learning rate")
-    optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="rule of a step, begun anew each visit")
-    momentum: float = Field(0.0, ge=0, lt=1, description="of sgd")
-    weight_decay: float = Field(0.0, ge=0, description="of the optimizer")
-    clip_norm: float | None = Field(None, gt=0, description="largest norm of a step's gradient; None: any")
-    schedule: Literal["constant", "cosine", "step"] = Field("constant", description="of the learning rate over rounds")
-    schedule_rounds: Positive | None = Field(None, description="rounds of the cosine, or from step to step")
-    schedule_factor: float = Field(0.1, ge=0, le=1, description="what the cosine ends at, or a step multiplies by")
-    proximal_mu: float | None = Field(
-        None, ge=0, description="weight of mu/2 ||x - x_sent||^2; None: the method's own; 0: none"
-    )
+    epochs: int = Field(5, ge=1)
+    """Passes over a client's training samples in each round."""
+    batch_size: Positive | Literal["full"] = 128
+    """Samples a step; full: all of a client's, one step."""
+    lr: float = Field(0.01, gt=0)
+    """Learning rate."""
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    """Rule of a step, begun anew each visit."""
+    momentum: float = Field(0.0, ge=0, lt=1)
+    """Of sgd."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Of the optimizer."""
+    clip_norm: float | None = Field(None, gt=0)
+    """Largest norm of a step's gradient; None: any."""
+    schedule: Literal["constant", "cosine", "step"] = "constant"
+    """Of the learning rate over rounds."""
+    schedule_rounds: Positive | None = None
+    """Rounds of the cosine, or from step to step."""
+    schedule_factor: float = Field(0.1, ge=0, le=1)
+    """What the cosine ends at, or a step multiplies by."""
+    proximal_mu: float | None = Field(None, ge=0)
+    """Weight of mu/2 ||x - x_sent||^2; None: the method's own; 0: none."""
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
@@ -112,100 +130,104 @@ class LocalConfig(Section):
 class ChannelConfig(Section):
     """The uplink from the clients to the server."""
 
-    section = "channel"
-
-    noise: float = Field(0.1, ge=0, description="s; the noise on client k has the deviation s * mean|psi_k^(0)|")
-    missing_rate: float = Field(0.0, ge=0, lt=1, description="probability that an entry does not arrive")
+    noise: float = Field(0.1, ge=0)
+    """Level s: the noise on client k has the deviation s * mean|psi_k^(0)|."""
+    missing_rate: float = Field(0.0, ge=0, lt=1)
+    """Probability that an entry does not arrive."""
 
 
 class AggregatorConfig(Section):
     """The aggregation method at the server, with all its settings: what is not given is filled in."""
 
-    section = "aggregator"
+    model_config = ConfigDict(extra="allow")
 
-    name: str = Field("jgesr", description="a method of `jgesr_lightning.aggregators`")
-    settings: dict[str, Any] = Field(default_factory=dict, description="the method's own settings")
+    name: str = "jgesr"
+    """A method of `jgesr_lightning.aggregators`."""
 
     @model_validator(mode="after")
     def _fill_in(self) -> Self:
-        self.__dict__["settings"] = checked_settings(self.name, self.settings)
+        own = self.model_extra
+        assert own is not None  # keys of any name are allowed
+        settings = checked_settings(self.name, own)
+        own.clear()  # for one order, that of the method's constructor
+        own.update(settings)
         return self
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The method's own settings."""
+        return dict(self.model_extra or {})
 
 
 class EvaluationConfig(Section):
     """When accuracies are measured; the first and the last round always are."""
 
-    section = "evaluation"
-
-    every: int = Field(1, ge=1, description="rounds from one evaluation to the next")
+    every: int = Field(1, ge=1)
+    """Rounds from one evaluation to the next."""
 
 
 class RuntimeConfig(Section):
     """Where the run computes; the words are those of Lightning Fabric."""
 
-    section = "runtime"
-
-    accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps"] = Field("auto", description="kind of device")
-    devices: Positive | Literal["auto"] = Field("auto", description="number of devices on each node")
-    num_nodes: int = Field(1, ge=1, description="number of machines")
-    precision: Literal["32-true", "bf16-mixed", "64-true"] = Field("32-true", description="of training")
+    accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps"] = "auto"
+    """Kind of device."""
+    devices: Positive | Literal["auto"] = "auto"
+    """Number of devices on each node."""
+    num_nodes: int = Field(1, ge=1)
+    """Number of machines."""
+    precision: Literal["32-true", "bf16-mixed", "64-true"] = "32-true"
+    """Of training."""
 
 
 class CheckpointConfig(Section):
     """When the run is saved; the last round always is."""
 
-    section = "checkpoint"
-
-    every: int = Field(1, ge=1, description="rounds from one checkpoint to the next")
-    keep_trained: bool = Field(True, description="whether the last round's trained models are kept too; twice the size")
+    every: int = Field(1, ge=1)
+    """Rounds from one checkpoint to the next."""
+    keep_trained: bool = True
+    """Whether the last round's trained models are kept too; twice the size."""
 
 
 class LoggingConfig(Section):
     """What is written beside summary.json and graphs.npz, and how much of it goes to W&B."""
 
-    section = "logging"
-
-    csv: bool = Field(True, description="whether metrics.csv and clients.csv are written")
-    wandb: bool = Field(True, description="whether W&B is used at all")
-    wandb_mode: Literal["auto", "online", "offline", "disabled"] = Field(
-        "auto", description="auto: online with a key and a network, else offline"
-    )
-    project: str | None = Field(None, description="W&B project; None: WANDB_PROJECT, else jgesr_lightning")
-    group: str | None = Field(
-        None, description="W&B group; None: WANDB_RUN_GROUP, else one for all seeds of this configuration"
-    )
-    entity: str | None = Field(None, description="user or team that owns the project; None: WANDB_ENTITY, else yours")
-    job_type: str | None = Field(None, description="kind of work within a group; None: WANDB_JOB_TYPE, else none")
-    notes: str | None = Field(None, description="free text; None: WANDB_NOTES, else none")
-    tags: tuple[str, ...] = Field((), strict=False, description="W&B tags; none: those of WANDB_TAGS")
-    artifacts: bool = Field(False, description="whether W&B keeps the final models and graph as an artifact")
-    save_code: bool = Field(False, description="whether W&B keeps the code of this package")
-    graph_every: int = Field(5, ge=1, description="rounds from one picture of the graph to the next")
-
-    @field_validator("project", "group", "entity", "job_type")
-    @classmethod
-    def _taken_by_wandb(cls, text: str | None, info: ValidationInfo) -> str | None:
-        if reason := refusal(str(info.field_name), text):
-            raise ValueError(reason)
-        return text
-
-    @field_validator("tags")
-    @classmethod
-    def _tags_taken_by_wandb(cls, tags: tuple[str, ...]) -> tuple[str, ...]:
-        for reason in filter(None, (refusal("tag", tag) for tag in tags)):
-            raise ValueError(reason.replace("it must", "each must", 1))
-        return tags
+    csv: bool = True
+    """Whether metrics.csv and clients.csv are written."""
+    wandb: bool = True
+    """Whether W&B is used at all."""
+    wandb_mode: Literal["auto", "online", "offline", "disabled"] = "auto"
+    """Where runs go; auto: online with a key and a network, else offline."""
+    project: Label = None
+    """W&B project; None: WANDB_PROJECT, else jgesr_lightning."""
+    group: Label = None
+    """W&B group; None: WANDB_RUN_GROUP, else one for all seeds of this configuration."""
+    entity: Label = None
+    """User or team that owns the project; None: WANDB_ENTITY, else yours."""
+    job_type: Label = None
+    """Kind of work within a group; None: WANDB_JOB_TYPE, else none."""
+    notes: str | None = None
+    """Free text; None: WANDB_NOTES, else none."""
+    tags: Annotated[tuple[str, ...], AfterValidator(_tags_taken_by_wandb)] = Field((), strict=False)
+    """W&B tags; none: those of WANDB_TAGS."""
+    artifacts: bool = False
+    """Whether W&B keeps the final models and graph as an artifact."""
+    save_code: bool = False
+    """Whether W&B keeps the code of this package."""
+    graph_every: int = Field(5, ge=1)
+    """Rounds from one picture of the graph to the next."""
 
 
 class SeedsConfig(Section):
     """Seeds of single sources of randomness, so that each can be varied alone; None: the run's `seed`."""
 
-    section = "seeds"
-
-    partition: Seed | None = Field(None, description="which client holds which samples")
-    initial: Seed | None = Field(None, description="the initial model")
-    channel: Seed | None = Field(None, description="noise and missing entries")
-    batches: Seed | None = Field(None, description="order of the samples in local training")
+    partition: Seed | None = None
+    """Which client holds which samples."""
+    initial: Seed | None = None
+    """The initial model."""
+    channel: Seed | None = None
+    """Noise and missing entries."""
+    batches: Seed | None = None
+    """Order of the samples in local training."""
 
 
 class Config(Section):
@@ -215,41 +237,38 @@ class Config(Section):
         ConfigError: a value that cannot be used, with its key and what would do.
     """
 
-    name: str = Field("run", description="name of the run's folder; in a file, by default, the file's own name")
-    seed: int = Field(0, ge=0, description="seed of all randomness that `seeds` does not set apart")
-    rounds: int = Field(30, ge=1, description="R, rounds of training, upload and aggregation")
-    clients: int = Field(20, ge=1, description="K")
-    participation: float = Field(1.0, gt=0, le=1, description="part of the clients that take part in a round")
-    output_dir: PathText = Field("runs", pattern=r"\S", description="folder of all runs")
-    resume: PathText | None = Field(
-        None, description='None: start afresh; "auto": continue the run in its folder; or the folder of another run'
-    )
-    engine: Literal["auto", "sequential", "stacked"] = Field(
-        "auto", description="local training one client at a time, all at once, or the faster of the two"
-    )
-    deterministic: bool = Field(True, description="whether only operations that give the same bits are allowed")
-    nonfinite: Literal["drop", "drop_all", "raise"] = Field(
-        "drop",
-        description="broken uploads are left out (drop: where others are left), or end the run",
-    )
-    metric: Metric = Field("accuracy/received", description="what results lead with")
-    data: DataConfig = Field(default_factory=DataConfig)
-    model: ModelConfig = Field(default_factory=ModelConfig)
-    local: LocalConfig = Field(default_factory=LocalConfig)
-    channel: ChannelConfig = Field(default_factory=ChannelConfig)
-    aggregator: AggregatorConfig = Field(default_factory=AggregatorConfig)
-    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
-    runtime: RuntimeConfig = Field(default_factory=RuntimeConfig)
-    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
-    logging: LoggingConfig = Field(default_factory=LoggingConfig)
-    seeds: SeedsConfig = Field(default_factory=SeedsConfig)
-
-    @field_validator("name")
-    @classmethod
-    def _names_a_folder(cls, name: str) -> str:
-        if not re.fullmatch(r"[^\s/\\.][^/\\\x00-\x1f]{0,199}", name) or name != name.strip():
-            raise ValueError("it names the run's folder: up to 200 characters, no slash, no leading dot")
-        return name
+    name: Annotated[str, AfterValidator(_folder_name)] = "run"
+    """Name of the run's folder; in a file, by default, the file's own name."""
+    seed: int = Field(0, ge=0)
+    """Seed of all randomness that `seeds` does not set apart."""
+    rounds: int = Field(30, ge=1)
+    """R, rounds of training, upload and aggregation."""
+    clients: int = Field(20, ge=1)
+    """K, their number."""
+    participation: float = Field(1.0, gt=0, le=1)
+    """Part of the clients that take part in a round."""
+    output_dir: PathText = Field("runs", pattern=r"\S")
+    """Folder of all runs."""
+    resume: PathText | None = None
+    """Where to go on from; None: afresh; "auto": continue the run in its folder; or the folder of another run."""
+    engine: Literal["auto", "sequential", "stacked"] = "auto"
+    """Local training one client at a time, all at once, or the faster of the two."""
+    deterministic: bool = True
+    """Whether only operations that give the same bits are allowed."""
+    nonfinite: Literal["drop", "drop_all", "raise"] = "drop"
+    """Broken uploads are left out (drop: where others are left), or end the run."""
+    metric: Metric = "accuracy/received"
+    """What results lead with."""
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    local: LocalConfig = LocalConfig()
+    channel: ChannelConfig = ChannelConfig()
+    aggregator: AggregatorConfig = AggregatorConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    runtime: RuntimeConfig = RuntimeConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    logging: LoggingConfig = LoggingConfig()
+    seeds: SeedsConfig = SeedsConfig()
 
     @model_validator(mode="after")
     def _enough_clients(self) -> Self:
@@ -276,18 +295,13 @@ class Config(Section):
 
 
 SECTIONS: dict[str, type[Section]] = {
-    key: field.annotation
-    for key, field in Config.model_fields.items()
-    if isinstance(field.annotation, type) and issubclass(field.annotation, Section)
+    key: type(field.default) for key, field in Config.model_fields.items() if isinstance(field.default, Section)
 }
-KEYS: dict[str, Any] = {
-    **{key: field.annotation for key, field in Config.model_fields.items() if key not in SECTIONS},
-    "name": str | None,
-    **{
-        f"{section}.{key}": field.annotation
-        for section, model in SECTIONS.items()
-        for key, field in model.model_fields.items()
-        if f"{section}.{key}" != "aggregator.settings"
-    },
-}
-"""Every key, dotted, with its type; the settings of the aggregation methods are known to the methods alone."""
+for name, model in SECTIONS.items():
+    model.section = name
+
+KEYS = (
+    *(key for key in Config.model_fields if key not in SECTIONS),
+    *(f"{section}.{key}" for section, model in SECTIONS.items() for key in model.model_fields),
+)
+"""Every key, dotted; the settings of the aggregation methods are known to the methods alone."""

@@ -1,30 +1,53 @@
-"""A section of settings: a frozen model that checks itself, and says in one line what is wrong with a value."""
+"""A section of settings: a frozen model that checks itself, and says in one line what is wrong with a value.
+
+Called from Python its types are exact: 1.5 is no whole number, and "5" none either. What was written in a file is read
+as the type that is declared: a name such as ``77950e8`` stays text, ``1e-3`` is a number although YAML 1.1 says
+otherwise, ``010`` is ten, ``no`` is text where text is due.
+"""
 
 from __future__ import annotations
 
-from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin
+import contextlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import NoneType
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Self, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, ValidationInfo, field_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from jgesr_lightning.checks import nearest
+from jgesr_lightning.config.error import ConfigError
+from jgesr_lightning.config.written import Items, Text, places, read_tree
 
-KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
 FLOAT32 = (1.18e-38, 3.4e38)  # models and most of what is computed with them have 32 bits
-BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+EXPECTED = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "text",
+    "string_pattern_mismatch": "text that is not blank",
+    "list": "a list such as [a,b]",
+    "tuple": "a list such as [a,b]",
+    "dict": "key: value pairs",
+    "model": "key: value pairs",
+    "greater_than": "above {gt:g}",
+    "greater_than_equal": "at least {ge:g}",
+    "less_than": "below {lt:g}",
+    "less_than_equal": "at most {le:g}",
+    "finite_number": "a finite number",
+    "float32": "0 or between {least:g} and {most:g}, which 32 bits hold",
+}
+"""Kind of a mistake, or its first word, as pydantic names it: what must stand there instead."""
 
-
-class ConfigError(ValueError):
-    """A configuration that cannot be used; the message is one line that names the key, the value and what would do."""
-
-    def __init__(self, message: object) -> None:
-        super().__init__(" ".join(str(message).split()))
+NUMBER: TypeAdapter[int | float] = TypeAdapter(int | float, config=ConfigDict(allow_inf_nan=False))
 
 
 class Section(BaseModel):
-    """Base of the sections: types are exact (1.5 is no whole number, "5" none either), keys are known, values stay.
+    """Base of the sections: keys are known, values have their type and stay.
 
-    A key is one line, ``lr: float = Field(0.01, gt=0, description="learning rate")``; what takes more than bounds is a
+    A key is one line, ``lr: float = Field(0.01, gt=0)``, with what it means below it; what takes more than bounds is a
     validator that raises ValueError with what would do, such as "it must be ..."; one of the whole model names its key.
 
     Class attributes:
@@ -35,88 +58,149 @@ class Section(BaseModel):
     """
 
     model_config = ConfigDict(
-        frozen=True,
-        strict=True,
-        extra="forbid",
-        allow_inf_nan=False,
-        arbitrary_types_allowed=True,
+        frozen=True, strict=True, extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True,
         protected_namespaces=(),
-    )
+    )  # fmt: skip
     section: ClassVar[str] = ""
 
     if not TYPE_CHECKING:  # for type checkers, the signature is that of the fields
 
         def __init__(self, **values: Any) -> None:
-            try:
+            with _one_line(type(self), values):
                 super().__init__(**values)
-            except ValidationError as error:
-                raise ConfigError(_complaint(type(self), error, values)) from None
-            for key, value in self.__dict__.items():
-                if isinstance(value, float) and value and not FLOAT32[0] <= abs(value) <= FLOAT32[1]:
-                    words = "0 or a number that 32 bits hold, between {:g} and {:g}".format(*FLOAT32)
-                    raise ConfigError(f"{dotted(type(self), key)} is {value!r}; it must be {words}")
+
+        __init__.__pydantic_base_init__ = True  # or pydantic would call it for each section inside another
+
+    @classmethod
+    def read(cls, tree: Mapping[str, Any]) -> Self:
+        """Return the section of what was written, text read as the types of its keys."""
+        with _one_line(cls, tree):
+            return cls.model_validate(tree, strict=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _left_empty(cls, value: Any, info: ValidationInfo) -> Any:
+        hint = cls.model_fields[str(info.field_name)].annotation
+        if isinstance(value, Text) and value.is_null:
+            if NoneType in get_args(hint):
+                return None
+            if dict in (get_origin(kind) for kind in (hint, *get_args(hint))):
+                return {}
+        return value
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _plain(cls, value: Any) -> Any:
+        if isinstance(value, float) and value and not FLOAT32[0] <= abs(value) <= FLOAT32[1]:
+            raise PydanticCustomError("float32", "beyond 32 bits", dict(zip(("least", "most"), FLOAT32, strict=True)))
+        return looks_like(value)  # under no declared type it is still as it was written
 
     def replace(self, **values: Any) -> Self:
         """Return a copy with some values changed, checked like any other."""
         return type(self)(**{**dict(self), **values})
 
 
-def dotted(model: type[BaseModel], key: str) -> str:
-    """Return a key with the name of its section before it."""
-    section: str = getattr(model, "section", "")
-    return f"{section}.{key}" if section else key
+M = TypeVar("M", bound=Section)
 
 
-def misfit(key: str, value: object, hint: Any, bounds: Any = ()) -> str:
-    """Return the line that says what a key must be instead of `value`, from its declared type and bounds."""
-    if get_origin(hint) is Literal:
-        known = get_args(hint)
-        return f"{key} is {value!r}{nearest(str(value), known)}; it must be one of: {', '.join(map(str, known))}"
-    return f"{key} is {value!r}; it must be {expected(hint, bounds)}"
+class Read(NamedTuple, Generic[M]):
+    """What a file holds.
 
-
-def expected(hint: Any, bounds: Any = ()) -> str:
-    """Return a declared type in words.
-
-    >>> expected(int | None)
-    'a whole number or null'
+    Attributes:
+        values: the checked model.
+        places: dotted key (``seeds[2]`` in a list) -> ``"file, line n"``.
     """
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return expected(arguments[0], [*getattr(arguments[1], "metadata", ()), *arguments[1:], *bounds])
-    if origin in (Union, UnionType):
-        each = [expected(kind, () if kind is NoneType else bounds) for kind in arguments]
-        return " or ".join(
-            f"{kind} ({limits})" if comma else kind for kind, comma, limits in (k.partition(", ") for k in each)
-        )
-    if origin is Literal:
-        return " or ".join(map(str, arguments))
-    if (origin or hint) in (tuple, list):
-        return "a list such as [a,b]"
-    if (origin or hint) is dict or (isinstance(hint, type) and issubclass(hint, BaseModel)):
-        return "key: value pairs"
-    limits = [
-        f"{word} {getattr(bound, name):g}" for name, word in BOUNDS.items() for bound in bounds if hasattr(bound, name)
-    ]
-    if any(getattr(bound, "pattern", None) for bound in bounds):
-        limits = ["not blank"]
-    return f"{KINDS.get(hint, 'a number, a word or a list')}{', ' if limits else ''}{' and '.join(limits)}"
+
+    values: M
+    places: dict[str, str]
 
 
-def _complaint(model: type[Section], error: ValidationError, values: dict[str, Any]) -> str:
-    """Return the first of pydantic's errors in our words."""
-    first = error.errors(include_url=False)[0]
-    name = str(first["loc"][0]) if first["loc"] else ""
-    key = dotted(model, name)
-    if first["type"] == "value_error":  # a validator of ours
-        reason = str(first["ctx"]["error"])
-        return f"{key} is {values[name]!r}; {reason}" if name and not reason.startswith(key) else reason
-    if first["type"] == "extra_forbidden":
-        fields = model.model_fields
-        return f"unknown key {key!r}{nearest(name, fields)}; known: {', '.join(fields)}"
-    if first["type"] == "missing":
+def read_yaml(path: Path, model: type[M]) -> Read[M]:
+    """Return a YAML file as a model, each value read as the type of its field.
+
+    Raises:
+        ConfigError: one line with the file, the line, the key, the value and what would do.
+    """
+    tree = read_tree(path)
+    return Read(model.read(tree), dict(places(tree)))
+
+
+def looks_like(value: Any) -> Any:
+    """Return a value as it was written as what it looks like: null, a number, true or false, text, or a tuple of them.
+
+    >>> looks_like(Items([Text("1e-3"), Text("true"), Text("null"), Text("on")]))
+    (0.001, True, None, 'on')
+    """
+    if isinstance(value, Items):
+        return tuple(map(looks_like, value))
+    if not isinstance(value, Text):
+        return value
+    with contextlib.suppress(ValidationError):
+        return NUMBER.validate_python(value)
+    return None if value.is_null else {"true": True, "false": False}.get(value.strip().lower(), str(value))
+
+
+def located(message: str, where: Mapping[str, str]) -> str:
+    """Return the message with the place where its key, the first word or that called unknown, was written."""
+    place = where.get(message.removeprefix("unknown key ").split(" ", 1)[0], where.get("", ""))
+    return f"{message} ({place})" if place and place.partition(",")[0] not in message else message
+
+
+@contextlib.contextmanager
+def _one_line(model: type[Section], values: Mapping[str, Any]) -> Iterator[None]:
+    """Raise what pydantic found wrong as a ConfigError."""
+    try:
+        yield
+    except ValidationError as error:
+        wrong = sorted(error.errors(), key=lambda each: each["type"] != "extra_forbidden")  # unknown keys first
+        found = [(*_key_and_value(each, model.section, values), each) for each in wrong]
+        within = [each for each in found if each[0].startswith(found[0][0])]
+        key, value, _ = max(within, key=lambda each: len(each[0]))  # of several types, the one that fits best
+        line = _complaint(model, key, value, [each for name, _, each in found if name == key])
+        raise ConfigError(located(line, dict(places(values, model.section)))) from None
+
+
+def _key_and_value(error: ErrorDetails, key: str, value: Any) -> tuple[str, Any]:
+    """Return the dotted key that something is wrong with, and what stands there."""
+    for part in error["loc"]:
+        if isinstance(part, int):
+            key, value = f"{key}[{part}]", value[part]
+        elif isinstance(value, Mapping) and (part in value or error["type"] == "missing"):  # else a type of several
+            key, value = f"{key}.{part}" if key else part, value.get(part)
+    return key, value
+
+
+def _complaint(model: type[Section], key: str, value: Any, errors: Sequence[ErrorDetails]) -> str:
+    """Return the line that says what is wrong with a value; there is an error for each type that it may have."""
+    kind, context = errors[0]["type"], errors[0].get("ctx", {})
+    declared: Any = model
+    for part in errors[0]["loc"]:
+        declared = declared.model_fields[part].annotation if part in getattr(declared, "model_fields", ()) else declared
+    if kind == "missing":
         return f"{key} is missing"
-    if first["type"] == "finite_number":
-        return f"{key} is {values[name]!r}; it must be a finite number"
-    field = model.model_fields[name]
-    return misfit(key, values[name], field.annotation, field.metadata)
+    if kind == "extra_forbidden":
+        known = list(declared.model_fields)
+        return f"unknown key {key}{nearest(key.rpartition('.')[2], known)}; known: {', '.join(known)}"
+    if kind == "value_error":  # a validator of ours
+        reason = str(context["error"])
+        whole = isinstance(value, (Mapping, BaseModel)) or reason.startswith(key)
+        return reason if whole else f"{key} is {value!r}; {reason}"
+    limit = next((limit for limit in context.values() if isinstance(limit, (int, float))), None)
+    if isinstance(value, list):
+        head = f"{key} is a list"
+    elif isinstance(value, Mapping):
+        head = f"{key} holds keys of its own"
+    else:
+        head = f"{key} is {value if limit is None else type(limit)(value)!r}"  # the number that is out of bounds
+    known = [word for each in errors for word in re.findall("'(.*?)'", each.get("ctx", {}).get("expected", ""))]
+    due = [_expected(each) for each in errors if each["type"] != "literal_error"]
+    due = list(dict.fromkeys([*due, *known, *(["null"] if NoneType in get_args(declared) else [])]))
+    choice = f"one of: {', '.join(due)}" if kind == "literal_error" else " or ".join(due)
+    return f"{head}{nearest(str(value), known)}; it must be {choice}"
+
+
+def _expected(error: ErrorDetails) -> str:
+    kind, context = error["type"], error.get("ctx", {})
+    text = EXPECTED.get(kind, EXPECTED.get(kind.partition("_")[0], "another value")).format(**context)
+    limits = [limit for limit in context.values() if isinstance(limit, (int, float))]
+    return f"{EXPECTED[type(limits[0]).__name__]}, {text}" if limits else text

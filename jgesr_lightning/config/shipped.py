@@ -7,7 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
-from jgesr_lightning.config.section import ConfigError
+from jgesr_lightning.config.error import ConfigError
 from jgesr_lightning.paths import PathError, user_path
 
 CONFIGS = Path("configs")
@@ -31,27 +31,20 @@ def find_config(name: str | Path, below: str = "") -> Path:
         ConfigError: no such file; it names the nearest.
     """
     try:
-        return _search(name, below)
+        path = user_path(name)
     except PathError as error:
         raise ConfigError(f"no configuration file {name}: {error}") from None
-    except OSError as error:  # too long for a file's name
-        shown = str(name) if len(str(name)) <= 100 else f"{str(name)[:100]}..."
-        raise ConfigError(f"no configuration file {shown} ({error.strerror})") from None
-
-
-def _search(name: str | Path, below: str) -> Path:
-    path = user_path(name)
-    if path.is_file():
-        return path
     places = folders(below)
-    if not path.is_absolute():
-        inside = path.relative_to(CONFIGS) if path.parts[:1] == CONFIGS.parts else path
-        for candidate in (Path(f"{path}.yaml"), *(place / f"{text}" for place in places for text in _spellings(path))):
-            if candidate.is_file():
-                return candidate
-        for candidate in (SHIPPED / text for text in _spellings(inside)):  # configs/x, where there is no such folder
-            if inside != path and not CONFIGS.is_dir() and candidate.is_file():
-                return candidate
+    spellings = [path, Path(f"{path}.yaml")]
+    tried = [place / spelling for place in (Path(), *places) for spelling in spellings]  # a path in full stays itself
+    if path.parts[:1] == CONFIGS.parts and not CONFIGS.is_dir():
+        tried += [SHIPPED / spelling.relative_to(CONFIGS) for spelling in spellings]
+    try:
+        found = next((file for file in tried if file.is_file()), None)
+    except OSError as error:  # too long for a file's name
+        raise ConfigError(f"no configuration file {str(name)[:100]}... ({error.strerror})") from None
+    if found is not None:
+        return found
     if path.is_dir():
         raise ConfigError(f"{path} is a folder; name a configuration file")
     known = {file.stem: file.stem for file in sorted(places[-1].rglob("*.yaml"), reverse=True)}  # found by bare name
@@ -60,10 +53,6 @@ def _search(name: str | Path, below: str) -> Path:
     close = difflib.get_close_matches(path.stem, known, n=1)
     hint = f" (did you mean {known[close[0]]}?)" if close else ""
     raise ConfigError(f"no configuration file {path}{hint}")
-
-
-def _spellings(path: Path) -> tuple[str, str]:
-    return str(path), f"{path}.yaml"
 
 
 def copy_configs(folder: str | Path = ".") -> tuple[list[Path], list[Path]]:

@@ -21,6 +21,7 @@ from jgesr_lightning.config import (
     Section,
     Setting,
     Settings,
+    as_argument,
     completed,
     find_config,
     folders,
@@ -28,8 +29,8 @@ from jgesr_lightning.config import (
     parse_overrides,
     read_yaml,
     to_dict,
+    written,
 )
-from jgesr_lightning.config.nodes import scalar
 from jgesr_lightning.identity import condition, digest, flatten, seed_of
 from jgesr_lightning.paths import user_path
 from jgesr_lightning.summary import DamagedSummaryError, read_summary
@@ -149,12 +150,12 @@ def load_study(name: str | Path, overrides: Sequence[str] = ()) -> tuple[str, li
     beside = path.parent / user_path(study.base)
     if beside.is_file():  # a path from the file that says so, as in a run's file
         study = study.replace(base=str(beside))
-    given = {key: str(setting) for key, setting in parse_overrides(overrides).items()}
+    given = {key: as_argument(setting) for key, setting in parse_overrides(overrides).items()}
     for key in OWN:
         if key in given:
             raise ConfigError(f"{key} cannot be set for all cells of a study: each cell has its own (--only chooses)")
     output = user_path(given.pop("output_dir", "runs")) / path.stem
-    shared = study.settings | ({"metric": Setting(scalar(study.metric), places["metric"])} if study.metric else {})
+    shared = study.settings | ({"metric": written(study.metric, places["metric"])} if study.metric else {})
     _refuse_own(study, path, places)
     axes: list[Sequence[Any]] = [
         _several(study.seeds),
@@ -183,8 +184,8 @@ def load_study(name: str | Path, overrides: Sequence[str] = ()) -> tuple[str, li
         cell = "_".join(parts)
         method = {(key if "." in key else f"aggregator.{key}"): value for key, value in of_method.items()}
         settings = {
-            "data.name": Setting(scalar(names.resolve(data, path.parent))),
-            "aggregator.name": Setting(scalar(names.resolve(label, path.parent))),
+            "data.name": written(names.resolve(data, path.parent)),
+            "aggregator.name": written(names.resolve(label, path.parent)),
             **shared,
             **dict(zip(study.grid, chosen, strict=True)),
             **of_data,
@@ -193,7 +194,7 @@ def load_study(name: str | Path, overrides: Sequence[str] = ()) -> tuple[str, li
             "channel.missing_rate": missing,
         }
         own = {"seed": str(seed), "name": cell, "output_dir": str(output)}
-        arguments = {**{key: str(value) for key, value in settings.items()}, **given, **own}
+        arguments = {**{key: as_argument(value) for key, value in settings.items()}, **given, **own}
         config = load((data, label, *map(str, chosen)), settings)
         channel = config.channel.replace(
             noise=load(("noise", str(noise)), settings).channel.noise,
@@ -323,8 +324,7 @@ def _labelled(values: dict[str, Settings] | list[str] | str) -> dict[str, Settin
 def _settings(key: str, values: list[str] | str, places: Mapping[str, str]) -> list[Setting]:
     """Return the values of an axis with the places where they were written."""
     return [
-        Setting(scalar(value), places.get(f"{key}[{at}]", places.get(key, "")))
-        for at, value in enumerate(_several(values))
+        written(value, places.get(f"{key}[{at}]", places.get(key, ""))) for at, value in enumerate(_several(values))
     ]
 
 

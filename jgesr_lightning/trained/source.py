@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from jgesr_lightning.checks import number, one_of, whole
-from jgesr_lightning.config import Config, ConfigError, from_dict
+from jgesr_lightning.config import Config, ConfigError
 from jgesr_lightning.layout import ParameterLayout
 from jgesr_lightning.models import build_model, shape_arguments
 from jgesr_lightning.paths import PathError, user_path
@@ -208,7 +208,7 @@ def _of_run(place: Path) -> Trained:
         if found is None:
             raise ConfigError(f"{place} holds no checkpoint, and no {CARD} of an export; name a run's folder")
         summary = read_summary(place)
-        config = from_dict(found.shared["config"])
+        config = Config(**found.shared["config"])
     except checkpoint.CheckpointError as error:
         raise ConfigError(error) from None  # which names the file
     except (DamagedSummaryError, ValueError) as error:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jgesr_lightning.config import ConfigError, load_config, read_yaml, to_yaml
+from jgesr_lightning.config import ConfigError, as_argument, load_config, read_yaml, to_yaml
 from jgesr_lightning.config.methods import settings_model
 
 ROOT = Path(__file__).parents[2]
@@ -125,10 +125,10 @@ def test_a_file_is_found_beside_the_configuration_that_names_it(mine, monkeypatc
 
 def test_a_file_named_in_a_study_is_taken_from_beside_it(mine):
     (mine / "study.yaml").write_text("settings: {aggregator.name: ./mine.py:Mine}\n")
-    from tests.config.test_reading import Outer
+    from tests.config.test_written import Outer
 
     settings = read_yaml(mine / "study.yaml", Outer).values.settings
-    assert str(settings["aggregator.name"]) == f"{mine}/mine.py:Mine"
+    assert as_argument(settings["aggregator.name"]) == f"{mine}/mine.py:Mine"
     assert load_config(None, settings=settings).aggregator.name == f"{mine}/mine.py:Mine"
 
 

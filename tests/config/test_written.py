@@ -3,10 +3,9 @@
 from typing import Any, Literal
 
 import pytest
-import yaml
 from pydantic import Field
 
-from jgesr_lightning.config import ConfigError, Section, Setting, Settings, load_config, read_yaml
+from jgesr_lightning.config import ConfigError, Section, Settings, as_argument, load_config, read_yaml, written
 
 
 class Inner(Section):
@@ -71,7 +70,7 @@ def test_values_are_read_as_the_type_of_their_field(read, text, key, value):
         ("\nmethods: {a: [1]}\n", 2, "methods.a is a list; it must be key: value pairs"),
         ("\nseds: [1]\n", 2, "unknown key seds (did you mean 'seeds'?); known: seeds, noise"),
         ("inner:\n  wieght: 1\n", 2, "unknown key inner.wieght (did you mean 'weight'?)"),
-        ("inner:\n  weight: 3\n", 2, "inner.weight is 3.0; it must be a number, above 0 and at most 2"),
+        ("inner:\n  weight: 3\n", 2, "inner.weight is 3.0; it must be a number, at most 2"),
         ("inner:\n  kind: fst\n", 2, "inner.kind is 'fst' (did you mean 'fast'?); it must be one of: slow, fast"),
         ("\ninner: [a]\n", 2, "inner is a list; it must be key: value pairs"),
         ("seeds: [1]\nseeds: [2]\n", 2, "seeds stands twice (first in line 1)"),
@@ -127,13 +126,9 @@ def test_merge_keys_are_merged_as_yaml_does(read):
       two: {<<: [*more, *base]}
     """
     methods = read(text).values.methods
-    assert {key: str(value) for key, value in methods["one"].items()} == {"alpha": "1", "beta": "5", "local.lr": "3"}
-    assert {key: str(value) for key, value in methods["two"].items()} == {
-        "alpha": "7",
-        "beta": "2",
-        "gamma": "8",
-        "local.lr": "3",
-    }
+    one, two = ({key: as_argument(value) for key, value in methods[name].items()} for name in ("one", "two"))
+    assert one == {"alpha": "1", "beta": "5", "local.lr": "3"}
+    assert two == {"alpha": "7", "beta": "2", "gamma": "8", "local.lr": "3"}
 
 
 def test_a_run_may_merge_too(tmp_path):
@@ -147,7 +142,7 @@ def test_settings_keep_their_text_and_place_until_a_run_types_them(read, tmp_pat
     found = read(
         "settings:\n  local: {lr: 1e-1}\n  name: 010\n  logging.tags: [a, 1e5]\n  resume: ''\n"
     ).values.settings
-    assert {key: str(value) for key, value in found.items()} == {
+    assert {key: as_argument(value) for key, value in found.items()} == {
         "local.lr": "1e-1",
         "name": "010",
         "logging.tags": "[a,1e5]",
@@ -170,4 +165,34 @@ def test_places_of_every_value(read, tmp_path):
 
 
 def test_a_setting_made_by_hand():
-    assert str(Setting(yaml.ScalarNode("tag:yaml.org,2002:str", "3"))) == "3"
+    made = {"rounds": written(3, "here"), "logging.tags": written(["a", 1e5]), "resume": written(None)}
+    assert [as_argument(value) for value in made.values()] == ["3", "[a,100000.0]", "null"]
+    config = load_config(None, settings=made)
+    assert (config.rounds, config.logging.tags, config.resume) == (3, ("a", "100000.0"), None)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("local.batch_size: ful", "is 'ful' (did you mean 'full'?); it must be a whole number or full"),
+        ("local.batch_size: 0", "is 0; it must be a whole number, at least 1 or full"),
+        ("data.planted: label", "is 'label' (did you mean 'labels'?); it must be one of: labels, rotations, null"),
+        ("local.lr: 1e39", "is 1e+39; it must be a number, 0 or between 1.18e-38 and 3.4e+38, which 32 bits hold"),
+        ("data.label: ' '", "is ' '; it must be text that is not blank"),
+        ("logging.tags: [a, ' ']", "is ['a', ' ']; each must not be empty"),
+        ("aggregator.alpha: {x: 1}", "holds keys of its own; it must be a number"),
+    ],
+)
+def test_what_would_do_is_said(tmp_path, text, said):
+    (tmp_path / "run.yaml").write_text(f"seed: 1\n{text}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(tmp_path / "run.yaml")
+    assert str(caught.value) == f"{text.partition(':')[0]} {said} ({tmp_path / 'run.yaml'}, line 2)"
+
+
+def test_a_setting_of_a_study_may_be_null(read):
+    found = read("settings: {local.proximal_mu: null, resume: ~}").values.settings
+    config = load_config(None, ["local.proximal_mu=0.5"])
+    assert config.local.proximal_mu == 0.5
+    assert load_config(None, settings=found).local.proximal_mu is None
+    assert as_argument(found["local.proximal_mu"]) == "null"
