@@ -61,8 +61,10 @@ class Federation:
         if plan.aggregator.start != "own":  # a checkpoint may hold them for other ends
             state.own = None
         plan.fabric.call("on_federation_start", plan=plan, state=state)
+        if plan.aggregator.own != "clean":
+            state.believed = None
         # what the server sent last, by columns; kept beside the rows, so that no round moves it twice
-        previous = plan.sharding.to_columns(state.models)
+        previous = plan.sharding.to_columns(state.models if state.believed is None else state.believed)
         if not state.records:
             self._finish_round(state, RoundRecord(0), trained=None)
         status = "finished"
@@ -73,7 +75,7 @@ class Federation:
                 break
             record, aggregate = outcome
             previous = aggregate.models
-            state.models = plan.sharding.to_rows(previous)
+            state.models = self._made_of(aggregate, state)
             state.round = record.round
             if plan.aggregator.start == "own":
                 state.own = plan.collector.trained.clone()
@@ -84,6 +86,19 @@ class Federation:
             self._finish_round(state, record, plan.collector.trained)
         plan.fabric.call("on_federation_end", plan=plan, state=state, status=status)
         return status
+
+    def _made_of(self, aggregate: Aggregate, state: FederationState) -> Tensor:
+        """Return what this process's clients make of what they are sent; note what the server takes that to be."""
+        plan, own = self.plan, aggregate.own
+        sent = plan.sharding.to_rows(aggregate.models)
+        if own is None:
+            return sent
+        state.believed = sent
+        rest, trained = plan.sharding.to_rows(own.rest), plan.collector.trained
+        weights = own.weights[:, plan.sharding.clients].T.to(rest)
+        if weights.shape[1] > 1:
+            weights = weights.repeat_interleave(torch.tensor(plan.layout.layers, device=rest.device), 1)
+        return torch.where(weights.isnan(), state.models, weights * trained + (1 - weights) * rest)
 
     def _stopping(self) -> bool:
         return self.plan.sharding.any(bool(self.plan.stop))
@@ -127,7 +142,8 @@ class Federation:
                 f"the models of round {number - 1} are kept"
             )
         if len(self._variances):  # the noise can have made a running variance negative
-            aggregate.models[:, self._variances] = aggregate.models[:, self._variances].clamp_(min=0)
+            for models in (aggregate.models, *([] if aggregate.own is None else [aggregate.own.rest])):
+                models[:, self._variances] = models[:, self._variances].clamp_(min=0)
         record.info |= aggregate.info
         if plan.aggregator.shares and not _connected(aggregate.graph):
             record.info["shared"] = "nothing"

@@ -1,4 +1,5 @@
 import gc
+import itertools
 import os
 
 import pytest
@@ -241,9 +242,19 @@ def test_a_stop_abandons_the_round_between_clients_and_keeps_the_last_whole_one(
     assert torch.equal(state.models, after_one.models)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "cfl", "fedamp"])
-def test_a_resumed_run_ends_with_the_same_bits(tmp_path, method):
-    settings = {"warmup_rounds": 0} if method == "cfl" else {}
+RESUMED = [
+    ("fedavg", {}),
+    ("cfl", {"warmup_rounds": 0}),
+    ("fedamp", {}),
+    ("local", {"own": "clean"}),
+    ("jgesr", {"own": "clean", "memory": 0.6, "noise_correction": "known", "init": "previous"}),
+    ("two_step", {"own": "clean", "memory": 0.6, "distances": "updates", "graph_scope": "layer"}),
+    ("graph_filter", {"own": "clean", "memory": 0.6, "distances": "directions", "layer_weights": "snr"}),
+]
+
+
+@pytest.mark.parametrize(("method", "settings"), RESUMED)
+def test_a_resumed_run_ends_with_the_same_bits(tmp_path, method, settings):
     common = {"method": method, "settings": settings, "noise": 0.05, "missing_rate": 0.2, "participation": 0.75}
     _, straight = run(small_federation(rounds=6, **common))
     first = small_federation([Checkpoint(tmp_path, 1, {}, keep_trained=False)], rounds=3, **common)
@@ -346,6 +357,59 @@ def test_training_from_the_clients_own_models():
         trained[start], sent[start] = second, anchors
     assert sent["cloud"] is None and not torch.equal(trained["own"], trained["cloud"])
     torch.testing.assert_close(sent["own"], trained["cloud"])  # one round in, both servers have sent the same
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize("missing_rate", [0.0, 0.3])
+def test_clients_that_keep_their_own_clean_models_see_nothing_of_the_channel(participation, missing_rate):
+    common = {"method": "local", "rounds": 4, "participation": participation}
+    _, clean = run(small_federation(noise=0.0, **common))
+    _, own = run(small_federation(noise=3.0, missing_rate=missing_rate, settings={"own": "clean"}, **common))
+    assert torch.equal(own.models, clean.models)
+    assert not torch.equal(own.believed, clean.models)
+
+
+@pytest.mark.parametrize("settings", [{}, {"graph_scope": "layer"}])
+def test_a_client_puts_its_own_model_into_what_it_is_sent(settings):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2)) if settings else None
+    common = {"noise": 0.5, "missing_rate": 0.2, "rounds": 3, "participation": 0.75, "net": net}
+    federation = small_federation(method="two_step", settings={"own": "clean", **settings}, **common)
+    whole, calls = federation.plan.aggregator.forward, []
+
+    def watched(received, *arguments, previous, **keywords):
+        out = whole(received, *arguments, previous=previous, **keywords)
+        calls.append((out, previous.clone(), federation.plan.collector.trained.clone()))
+        return out
+
+    federation.plan.aggregator.forward = watched
+    recorder = Recorder()
+    federation.plan.fabric._callbacks.append(recorder)
+    _, state = run(federation)
+    held = [*(recorder.sent[number] for number in (2, 3)), state.models]
+    for number, (out, _, trained) in enumerate(calls, start=1):
+        before = recorder.sent[number]
+        chosen = federation.plan.participants(number)
+        assert len(out.own.weights) == (2 if settings else 1)
+        for k in range(4):
+            for column in range(trained.shape[1]):
+                layer = 0 if column < 8 else 1
+                weight = float(out.own.weights[layer, k])
+                expected = weight * float(trained[k, column]) + (1 - weight) * float(out.own.rest[k, column])
+                expected = expected if k in chosen else float(before[k, column])
+                assert float(held[number - 1][k, column]) == pytest.approx(expected, rel=1e-5, abs=1e-7)
+    for (out, _, _), (_, previous, _) in itertools.pairwise(calls):
+        assert torch.equal(previous, out.models)  # the server goes on from what it knows
+
+
+def test_a_client_whose_training_broke_keeps_what_it_had_where_clients_put_in_their_own():
+    federation = small_federation(method="local", settings={"own": "clean"}, rounds=2)
+    recorder = Recorder()
+    federation.plan.fabric._callbacks.append(recorder)
+    break_client(federation, 1)
+    status, state = run(federation)
+    assert status == "finished" and bool(torch.isfinite(state.models).all())
+    assert torch.equal(state.models[1], recorder.sent[2][1])
 
 
 def test_a_client_whose_training_broke_starts_from_what_was_sent():

@@ -69,21 +69,37 @@ class Upload:
 
 
 @dataclass(frozen=True)
+class Own:
+    """What is sent where clients put in the clean models of their own: ``w_k x_k + (1 - w_k) rest_k`` is then theirs.
+
+    Attributes:
+        weights: (layers, K) float64, or (1, K) for the whole model, on the CPU; NaN for those who are sent nothing.
+        rest: (K, d) the others' part, own memory, dtype and device of what was received.
+    """
+
+    weights: Tensor
+    rest: Tensor
+
+
+@dataclass(frozen=True)
 class Aggregate:
     """Result of one aggregation.
 
     Attributes:
-        models: (K, d) what the server sends next, own memory, dtype and device of what was received.
+        models: (K, d) what the server sends next, own memory, dtype and device of what was received. With `own`, what
+            it takes the clients to make of that.
         graph: (K, K) float64, on the CPU: adjacency W for methods that learn a graph, else the mixing matrix (rows sum
             to one).
         info: plain numbers, strings and lists: iterations, converged, objective, seconds, clusters, ...
         layer_graphs: (layers, K, K) float64, on the CPU, where one graph a layer was learnt, else None.
+        own: what is sent in place of `models` where the method has clients put in models of their own.
     """
 
     models: Tensor
     graph: Tensor
     info: dict[str, Any] = field(default_factory=dict)
     layer_graphs: Tensor | None = None
+    own: Own | None = None
 
 
 class Aggregator(nn.Module, ABC):
@@ -100,6 +116,8 @@ class Aggregator(nn.Module, ABC):
     Attributes:
         start: where the clients' training starts: "cloud", from what the server sent; "own", from what they trained
             last, what was sent being the anchor of their penalties alone.
+        own: which model of its own goes into what a client is given: "received", the one that arrived; "clean", the
+            one that the client knows it sent, which it puts in itself (every result then has its `Aggregate.own`).
     """
 
     name: ClassVar[str]
@@ -108,6 +126,7 @@ class Aggregator(nn.Module, ABC):
     min_clients: ClassVar[int] = 1
     needs: ClassVar[tuple[str, ...]] = ()
     start: str = "cloud"
+    own: str = "received"
 
     def __init__(self) -> None:
         super().__init__()
@@ -193,7 +212,7 @@ class Aggregator(nn.Module, ABC):
             torch.cuda.synchronize(received.device)  # else `seconds` would miss what is still queued
         info = {**out.info, "participants": len(clients), "seconds": time.perf_counter() - start}
         layer_graphs = None if out.layer_graphs is None else out.layer_graphs.cpu()
-        return Aggregate(out.models, out.graph.cpu(), info, layer_graphs)
+        return Aggregate(out.models, out.graph.cpu(), info, layer_graphs, out.own)
 
     def _check(
         self,
@@ -251,7 +270,8 @@ class Aggregator(nn.Module, ABC):
         """One participant, in a federation of several: nobody to share with, so its model stays what arrived."""
         count = len(upload.clients)
         graph = torch.eye(count, dtype=torch.float64) if self.mixing else torch.zeros(count, count, dtype=torch.float64)
-        return Aggregate(complete(upload), graph, {"note": "fewer participants than the method needs: models kept"})
+        info = {"note": "fewer participants than the method needs: models kept"}
+        return Aggregate(complete(upload), graph, info, own=kept(upload) if self.own == "clean" else None)
 
     def _scatter(self, part: Aggregate | None, clients: Tensor, num_clients: int, previous: Tensor | None) -> Aggregate:
         assert previous is not None  # `_present` leaves nobody out without it
@@ -264,16 +284,23 @@ class Aggregator(nn.Module, ABC):
                 full[..., clients[:, None], clients[None, :]] = small.to(full.device)
             return full
 
+        own = None
+        if self.own == "clean":
+            parts = 1 if part is None or part.own is None else len(part.own.weights)
+            own = Own(torch.full((parts, num_clients), torch.nan, dtype=torch.float64), previous.clone())
+            if part is not None and part.own is not None:
+                own.weights[:, clients] = part.own.weights
+                own.rest[clients.to(models.device)] = part.own.rest
         identity = torch.eye(num_clients, dtype=torch.float64)
         absent = identity if self.mixing else torch.zeros_like(identity)
         if part is None:
-            return Aggregate(models, absent, info)
+            return Aggregate(models, absent, info, own=own)
         models[clients.to(models.device)] = part.models
         absent[clients, clients] = 0
         layer_graphs = part.layer_graphs
         if layer_graphs is not None:
             layer_graphs = spread(layer_graphs, absent.expand(len(layer_graphs), -1, -1))
-        return Aggregate(models, spread(part.graph, absent), info, layer_graphs)
+        return Aggregate(models, spread(part.graph, absent), info, layer_graphs, own)
 
 
 def column_slices(matrix: Tensor) -> Iterator[slice]:
@@ -305,6 +332,11 @@ def complete(upload: Upload) -> Tensor:
         filler = _filler(upload, mask, columns)
         models[:, columns] = torch.where(mask[:, columns], upload.received[:, columns], filler)
     return models
+
+
+def kept(upload: Upload) -> Own:
+    """Return that every client's own model is all of what it makes of what it is sent."""
+    return Own(torch.ones(1, len(upload.clients), dtype=torch.float64), complete(upload))
 
 
 def mix(upload: Upload, mixing: Tensor) -> Tensor:

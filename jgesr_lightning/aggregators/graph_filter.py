@@ -34,15 +34,19 @@ class GraphFilter(LearnedGraph):
         """Return the filtered models and the learnt graph."""
         constants = self.posed(upload, 0.0)
         models = upload.received if upload.mask is None else complete(upload)
-        distances = sq_distances(models, upload.reduce)
-        noise = self.noise(upload)
-        if noise is None:
-            noise = distances[~torch.eye(len(distances), dtype=torch.bool)].min()
-        counted = (distances - (noise.cpu() if isinstance(noise, Tensor) else noise)).clamp_min(0).view_as(distances)
+        aim = self.aimed(upload)
+        counted = self._freed(sq_distances(models, upload.reduce), self.noise(upload)) if aim is None else aim[0]
         graph = learn_graph(counted, constants.alpha, constants.beta, constants.gamma, neighbours=constants.neighbours)
         z = self.weights(upload)
         smooth = filter_signals(models, graph, z, constants.alpha, constants.mu, mask=upload.mask, start=models)
         if upload.mask is not None:
             smooth = torch.where(upload.mask.any(0), smooth, models)
         info = {"edges": edges(graph), "fidelity": self.fidelity}
-        return Aggregate(smooth, graph, info)
+        return self.with_own(Aggregate(smooth, graph, info), upload, graph[None], None)
+
+    @staticmethod
+    def _freed(distances: Tensor, noise: Tensor | float | None) -> Tensor:
+        """Return distances less their noise, (P, P); less the least of them where None."""
+        if noise is None:
+            noise = distances[~torch.eye(len(distances), dtype=torch.bool)].min()
+        return (distances - (noise.cpu() if isinstance(noise, Tensor) else noise)).clamp_min(0).view_as(distances)

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from jgesr_lightning.aggregators.base import Aggregate, Aggregator, Upload, no_reduce
+from jgesr_lightning.aggregators.base import Aggregate, Aggregator, Own, Upload, column_slices, no_reduce
+from jgesr_lightning.aggregators.distances import (
+    KINDS,
+    LAYER_WEIGHTS,
+    compared,
+    noise_of_pairs,
+    noise_shares,
+    products,
+    remembered,
+    snr_weights,
+)
+from jgesr_lightning.aggregators.local import OWNS
 from jgesr_lightning.checks import number, one_of, whole
+from jgesr_lightning.graph import distances_from_gram
 from jgesr_lightning.graph.arrays import enter
 from jgesr_lightning.graph.problem import Problem
 from jgesr_lightning.regularisers import Regulariser
@@ -41,6 +54,19 @@ class LearnedGraph(Aggregator):
         noise_correction: what is taken from the distances before the graph is learnt, never below zero: "none";
             "known": sigma_m^2 + sigma_n^2 for each entry that arrived, where the deviations are known; "estimated":
             the least of all distances, the closest pair being taken to differ by noise alone.
+        fidelity_power: p, from 1 (as `fidelity` says) to 0 (uniform): Z holds zeta^p, or the same of mean one.
+        distances: what of the clients is compared: their "models", as printed; "updates", since the models sent last,
+            whose likeness CFL judges by (Sattler et al., IEEE TNNLS 2021); "directions", cosines of updates since the
+            initial model, as in pFedGraph (Ye et al., ICML 2023). (Plain differences of updates since the initial
+            model are those of models.) See `distances.compared`.
+        layer_weights: how layers count in these distances: by their "columns", as they come, or by their
+            signal-to-noise ratio, "snr", see `distances.snr_weights`; for one graph of the whole model.
+        memory: share of the former rounds in the distances, from 0 (this round's alone) to below 1: an exponential
+            average, before anything below zero is cut, in which the noise of rounds averages out.
+        own: "received", or "clean": see `own_parts`.
+
+    The solvers learn the graph anew from what they have smoothed. Where what is compared is not the models as they are,
+    the excess of the uploads' distances over those at the start is taken from the distances throughout, as noise is.
 
     Raises:
         ValueError: a setting out of range, with its name.
@@ -56,6 +82,11 @@ class LearnedGraph(Aggregator):
     fidelity: str = "shares"
     neighbours: int | None = None
     noise_correction: str = "none"
+    fidelity_power: float = 1.0
+    distances: str = "models"
+    layer_weights: str = "columns"
+    memory: float = 0.0
+    own: str = "received"
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -68,6 +99,16 @@ class LearnedGraph(Aggregator):
             whole("neighbours", self.neighbours, at_least=1)
             number("alpha", self.alpha, above=0)
         one_of("noise_correction", self.noise_correction, NOISE_CORRECTIONS)
+        number("fidelity_power", self.fidelity_power, at_least=0, at_most=1)
+        if self.fidelity == "uniform" and self.fidelity_power != 1:
+            raise ValueError("fidelity_power has no part where fidelity is 'uniform'; use 'shares' or 'scaled'")
+        one_of("distances", self.distances, KINDS)
+        one_of("layer_weights", self.layer_weights, LAYER_WEIGHTS)
+        number("memory", self.memory, at_least=0)
+        if not self.memory < 1:
+            raise ValueError(f"memory is {self.memory!r}; it must be below 1, or nothing new is ever seen")
+        one_of("own", self.own, OWNS)
+        self.former: Tensor | None = None
         self.problem = Problem(self.alpha, self.beta, self.gamma, self.mu, neighbours=self.neighbours)
 
     def client_terms(self, proximal_mu: float | None = None) -> tuple[Regulariser, ...]:
@@ -80,14 +121,43 @@ class LearnedGraph(Aggregator):
             return None
         if self.noise_correction == "none" or upload.noise_std is None:
             return 0.0
-        widths = [upload.received.shape[1]] if layers is None else list(layers)
-        entries = torch.tensor(widths, dtype=torch.float64, device=upload.received.device)[:, None]
-        entries = entries.expand(-1, len(upload.clients))
-        if upload.mask is not None:
-            entries = torch.stack([part.sum(1) for part in upload.mask.split(widths, 1)]).double()
-        share = upload.reduce(entries.contiguous()) * upload.noise_std.to(entries.device).square()
-        pairs = share[:, :, None] + share[:, None, :]
-        return pairs.masked_fill(torch.eye(len(upload.clients), dtype=torch.bool, device=pairs.device), 0)
+        return noise_of_pairs(noise_shares(upload, layers))
+
+    def state(self) -> dict[str, Any]:
+        """Return the distances of former rounds, where they are remembered."""
+        return {} if self.former is None else {"distances": self.former}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restore `state`; ValueError for what are no distances."""
+        former = state.get("distances") if self.memory else None
+        if former is not None and not (isinstance(former, Tensor) and former.ndim == 3):
+            raise ValueError("the distances of former rounds must be (layers, clients, clients)")
+        self.former = None if former is None else former.to("cpu", torch.float64)
+
+    def aimed(self, upload: Upload, layers: Sequence[int] | None = None) -> Tensor | None:
+        """Return the distances that the graph is learnt from at the start, (G, P, P); None: those of the models alone.
+
+        Where they are remembered, this round's are from now on.
+        """
+        if (self.distances, self.layer_weights, self.memory) == ("models", "columns", 0):
+            return None
+        by_snr = self.layer_weights == "snr"
+        parts = upload.layers if by_snr else layers
+        if by_snr and parts is None:
+            raise ValueError("layer_weights is 'snr', which needs `layers`: the number of columns of each layer")
+        found, shares = products(upload, self.distances, parts), noise_shares(upload, parts).cpu()
+        if by_snr:
+            weights = snr_weights(found, shares)
+            found = (weights[:, None, None] * found).sum(0, keepdim=True)
+            shares = (weights[:, None] * shares).sum(0, keepdim=True)
+        aim = compared(self.distances, found, shares if self.noise_correction == "known" else 0 * shares)
+        if self.memory:
+            self.former = remembered(self.former, aim, upload.clients, upload.num_clients, self.memory)
+            aim = self.former[:, upload.clients[:, None], upload.clients]
+        everyone = torch.eye(aim.shape[-1], dtype=torch.bool)
+        if self.noise_correction == "estimated":
+            aim = aim - aim.masked_fill(everyone, torch.inf).amin((-1, -2), keepdim=True)
+        return aim.clamp_min(0).masked_fill(everyone, 0)
 
     def posed(self, upload: Upload, noise: Any) -> Problem:
         """Return the problem of this round, in which nobody can have more neighbours than there are."""
@@ -100,7 +170,54 @@ class LearnedGraph(Aggregator):
         zeta = upload.weights.to(upload.received.device, torch.float64)
         if self.fidelity == "uniform":
             return torch.ones_like(zeta)
+        if self.fidelity_power != 1:
+            powers = zeta.pow(self.fidelity_power)
+            return powers / powers.mean() if self.fidelity == "scaled" else powers
         return zeta * len(zeta) if self.fidelity == "scaled" else zeta
+
+    def with_own(self, out: Aggregate, upload: Upload, graphs: Tensor, layers: Sequence[int] | None) -> Aggregate:
+        """Return the result with what clients are sent who put in models of their own, if they do; see `own_parts`."""
+        if self.own == "received":
+            return out
+        pulls = self.problem.mu * self.weights(upload).cpu()
+        weights, shares = own_parts(self.problem.operator(graphs.cpu()), pulls)
+        rest, models = torch.empty_like(out.models), torch.empty_like(out.models)
+        ends = list(itertools.accumulate([rest.shape[1]] if layers is None else layers))
+        for layer, (begin, end) in enumerate(itertools.pairwise([0, *ends])):
+            own, others = weights[layer, :, None].to(rest.device), shares[layer].to(rest.device)
+            for part in column_slices(rest[:, begin:end]):
+                columns = slice(begin + part.start, begin + part.stop)
+                mean = others @ out.models[:, columns].double()
+                rest[:, columns] = mean.to(rest.dtype)
+                arrived = mean + own * (upload.received[:, columns].double() - mean)
+                if upload.mask is not None:
+                    arrived = torch.where(upload.mask[:, columns], arrived, mean)
+                models[:, columns] = arrived.to(rest.dtype)
+        info = {**out.info, "self_weight": float(weights.mean())}
+        return replace(out, models=models, info=info, own=Own(weights, rest))
+
+
+def own_parts(S: Tensor, pulls: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Return each client's weight of its own model, (G, P), and those of the others' in the rest, (G, P, P).
+
+    J by one client's model alone, all others' as they are restored, is least at
+
+    .. math:: \psi_k = q_k x_k + (1 - q_k) \frac{\sum_j w_{kj} \psi_j}{\sum_j w_{kj}}, \qquad
+              q_k = \frac{\mu z_k}{\mu z_k + 2 \alpha \sum_j w_{kj}}
+
+    for an x_k without gaps. Where all arrived, a minimiser of J has this form with the x_k that arrived. The client
+    knows the clean one: it is sent q_k and the mean of its neighbours, and puts in its own, also where entries of it
+    were lost. What is left of its own noise is what came back by way of the neighbours.
+
+    Args:
+        S: of the gradient's smoothing part, (G, P, P): 2 alpha L.
+        pulls: (P,) mu z.
+    """
+    degrees = S.diagonal(dim1=-2, dim2=-1)
+    weights = pulls / (pulls + degrees)
+    alone = torch.eye(S.shape[-1], dtype=S.dtype)
+    others = -S * (1 - alone) / torch.where(degrees > 0, degrees, 1)[..., None]
+    return weights, torch.where(degrees[..., None] > 0, others, alone)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -134,6 +251,8 @@ class JointlySolved(LearnedGraph):
         one_of("stop", self.stop, STOPS)
         one_of("init", self.init, INITS)
         one_of("graph_scope", self.graph_scope, SCOPES)
+        if self.layer_weights == "snr" and self.graph_scope == "layer":
+            raise ValueError("layer_weights=snr weighs the layers of one graph; it needs graph_scope=model")
 
     @abstractmethod
     def solver(self) -> PDCA | Alternating:
@@ -145,7 +264,12 @@ class JointlySolved(LearnedGraph):
         if self.graph_scope == "layer" and upload.layers is None:
             raise ValueError("graph_scope is 'layer', which needs `layers`: the number of columns of each layer")
         layers = upload.layers if self.graph_scope == "layer" else None
-        noise = self.noise(upload, layers)
+        aim = self.aimed(upload, layers)
+        if aim is None:
+            noise = self.noise(upload, layers)
+        else:
+            excess = distances_from_gram(products(upload, "models", layers)) - aim
+            noise = excess.to(upload.received.device)
         problem = self.posed(upload, enter(noise) if isinstance(noise, Tensor) else noise)
         models = Models(
             problem.pulled(upload.received, self.weights(upload), upload.mask),
@@ -158,10 +282,10 @@ class JointlySolved(LearnedGraph):
         graphs = torch.from_numpy(solution.graphs)
         info = {**{name: getattr(self, name) for name in self.repeated}, **described(solution)}
         if layers is None:
-            return Aggregate(models.result(), graphs[0], info)
+            return self.with_own(Aggregate(models.result(), graphs[0], info), upload, graphs, layers)
         graph = mean_graph(graphs, layers, upload)
         info["edges"] = edges(graph)
-        return Aggregate(models.result(), graph, info, graphs)
+        return self.with_own(Aggregate(models.result(), graph, info, graphs), upload, graphs, layers)
 
 
 def mean_graph(graphs: Tensor, layers: Sequence[int], upload: Upload) -> Tensor:

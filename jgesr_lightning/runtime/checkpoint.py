@@ -142,8 +142,8 @@ def save(
     try:
         if failure is None:
             rows = {"clients": list(sharding.clients), "models": state.models.cpu()}
-            if trained is not None:
-                rows["trained"] = trained.cpu()
+            further = zip(contents.FURTHER, (trained, state.believed), strict=True)
+            rows |= {name: matrix.cpu() for name, matrix in further if matrix is not None}
             path = models_file(partial, sharding.rank)
             written[sharding.rank] = digests.write_hashed(path, lambda file: torch.save(rows, file))
             if sharding.rank == 0:
@@ -325,7 +325,7 @@ def load(folder: Path, shared: dict[str, Any], sharding: Sharding, device: torch
     found: dict[str, Tensor] = {}
     place = {client: row for row, client in enumerate(sharding.clients)}
     for part in _parts(folder, shared):
-        for name in ("models", "trained") if "trained" in part else ("models",):
+        for name in ["models", *(name for name in contents.FURTHER if name in part)]:
             rows = found.setdefault(name, torch.empty(len(place), sharding.size, dtype=part[name].dtype, device=device))
             for row, client in enumerate(part["clients"]):
                 if client in place:
@@ -334,6 +334,7 @@ def load(folder: Path, shared: dict[str, Any], sharding: Sharding, device: torch
         round=shared["round"],
         models=found["models"],
         own=found.get("trained"),
+        believed=found.get("believed"),
         records=[RoundRecord(**record) for record in shared["records"]],
         graphs=shared["graphs"],
         layer_graphs=shared["layer_graphs"],

@@ -15,6 +15,8 @@ KEYS = (
     *("schema", "round", "num_clients", "size", "world_size"),
     *("config", "aggregator", "records", "graphs", "layer_graphs"),
 )
+FURTHER = ("trained", "believed")
+"""What a process's rows may be of besides the models: what clients had trained, what the server takes them to hold."""
 RECORD = {"round", "metrics", "clients", "info"}
 
 
@@ -57,7 +59,7 @@ def of_rows(part: dict[str, Any], size: int, expected: Collection[int], dtype: t
         return "its clients are no list of numbers"
     if len(set(clients)) < len(clients) or not set(clients) <= set(expected):
         return "its clients are not those of the run, each once"
-    for name in ("models", "trained") if "trained" in part else ("models",):
+    for name in ["models", *(name for name in FURTHER if name in part)]:
         matrix = part.get(name)
         if not isinstance(matrix, Tensor) or not _dense(matrix) or matrix.shape != (len(clients), size):
             return f"its {name} are no real matrix of {len(clients)} x {size}"

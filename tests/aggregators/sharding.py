@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from jgesr_lightning.aggregators import Aggregate, Aggregator
+from jgesr_lightning.aggregators.base import Own
 
 
 class SharedSum:
@@ -52,13 +53,14 @@ def run_sharded(
     initial: Tensor | None = None,
     present: Tensor | None = None,
     layers: Sequence[int] | None = None,
+    noise_std: Tensor | None = None,
     bounds: Sequence[int] | None = None,
 ) -> Aggregate:
     """Return what ranks that share out the columns compute together, each with an aggregator from `factory`.
 
     Args:
         factory: called once a rank, in the order of ranks.
-        received, weights, mask, previous, initial, present, layers: as for an aggregator, all columns.
+        received, weights, mask, previous, initial, present, layers, noise_std: as for an aggregator, all columns.
         bounds: where the shards begin and end; default: two unequal shards.
 
     The graphs of all ranks must agree to the last digit, since decisions rest on reduced numbers.
@@ -82,6 +84,7 @@ def run_sharded(
                 present=present,
                 layers=layer_parts[rank],
                 reduce=shared.of(rank),
+                noise_std=noise_std,
             )
         except BaseException:
             shared.barrier.abort()
@@ -91,4 +94,9 @@ def run_sharded(
         outs = [future.result() for future in [pool.submit(run, rank) for rank in range(ranks)]]
     for out in outs[1:]:
         torch.testing.assert_close(out.graph, outs[0].graph, rtol=0, atol=0)
-    return Aggregate(torch.cat([out.models for out in outs], 1), outs[0].graph, outs[0].info, outs[0].layer_graphs)
+    own = outs[0].own
+    if own is not None:
+        assert all(torch.equal(out.own.weights.nan_to_num(-1), own.weights.nan_to_num(-1)) for out in outs)
+        own = Own(own.weights, torch.cat([out.own.rest for out in outs], 1))
+    models = torch.cat([out.models for out in outs], 1)
+    return Aggregate(models, outs[0].graph, outs[0].info, outs[0].layer_graphs, own)

@@ -72,8 +72,8 @@ def test_unknown_setting_lists_the_known_and_the_nearest():
         ValueError, match=r"cfl has no setting 'eps1_re' \(did you mean 'eps1_rel'\?\); known: eps1, eps2"
     ):
         build_aggregator("cfl", eps1_re=0.1)
-    with pytest.raises(ValueError, match="local has no setting 'alpha'; it has none"):
-        build_aggregator("local", alpha=1)
+    with pytest.raises(ValueError, match="fedavg has no setting 'alpha'; it has none"):
+        build_aggregator("fedavg", alpha=1)
 
 
 @pytest.mark.parametrize(
