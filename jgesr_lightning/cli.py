@@ -248,6 +248,13 @@ def map_(arguments: Sequence[str]) -> int:
     return command.main(arguments)
 
 
+def score(arguments: Sequence[str]) -> int:
+    """Print how far runs lie from the paper's numbers."""
+    from jgesr_lightning.reporting import score as command
+
+    return command.main(arguments)
+
+
 def study(arguments: Sequence[str]) -> int:
     """Run the cells of a study that are not finished yet."""
     from jgesr_lightning.study import command
@@ -328,6 +335,7 @@ COMMANDS = {
     "figures": Command(figures, "figures from the runs in folders"),
     "report": Command(report, "one HTML page with both"),
     "map": Command(map_, "which method leads where, over two settings of a study"),
+    "score": Command(score, "how far runs lie from the paper's numbers, a row a reading"),
     "export": Command(export, "a run's models as safetensors files, with a card"),
     "predict": Command(predict, "classes of new samples, by a client's model"),
     "evaluate": Command(evaluate, "accuracy of every client's model, on new data or its own"),

@@ -133,7 +133,8 @@ def _means(table: Table, column: Column) -> Iterator[Drawing]:
     ]
     title = column_title(column)
     intervals = "strokes: 95 % intervals over seeds" if any(dot.half_width for dot in dots) else "one seed"
-    paper = "; diamonds: the paper's value" if any(dot.paper is not None for dot in dots) else ""
+    paper = f"; diamonds: the paper's value{table.paper_heading.removeprefix('paper')}"
+    paper = paper if any(dot.paper is not None for dot in dots) else ""
     yield Drawing(
         f"means_{title}",
         f"{title}: {describe(table.metric)}, mean over seeds; {intervals}{paper}.",

@@ -21,6 +21,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_places(parser: argparse.ArgumentParser) -> None:
     """Add where the runs are, and what is shown of them."""
+    add_folders(parser)
+    parser.add_argument("--metric", help=f"a name in the runs' summaries (default: their setting `metric`, {METRIC})")
+
+
+def add_folders(parser: argparse.ArgumentParser) -> None:
+    """Add where the runs are."""
     parser.add_argument(
         "folders",
         type=_place,
@@ -28,7 +34,6 @@ def add_places(parser: argparse.ArgumentParser) -> None:
         metavar="RUNS",
         help="folder that holds runs, at any depth, or a file that `table RUNS --store FILE` wrote",
     )
-    parser.add_argument("--metric", help=f"a name in the runs' summaries (default: their setting `metric`, {METRIC})")
 
 
 def _place(text: str) -> str:

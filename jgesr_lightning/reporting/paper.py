@@ -28,16 +28,27 @@ _SETTINGS = {
 }  # fmt: skip
 """What the paper (section 5) says about all runs. Batch size, widths and the baselines' settings it leaves open."""
 
+_ANY = ("data.fraction",)
+"""Settings of those in which a run may differ and still stand beside the paper's numbers: how much data there was."""
+
 _GIVEN = ("jgesr", "two_step")
 """Methods whose settings the paper gives: with other settings they are not what the paper measured."""
+
+NUMBERS: Mapping[tuple[str, Column], float] = {
+    (method, column): value for method, values in _TABLE.items() for column, value in zip(_COLUMNS, values, strict=True)
+}
+"""(method, column) -> accuracy in percent."""
 
 
 def paper_value(label: str, column: Column) -> float | None:
     """Return the paper's accuracy, in percent, for a row and column of a table; None where it has none."""
     name = label.partition(" ")[0]
-    if name not in _TABLE or column not in _COLUMNS or (name in _GIVEN and label != name):
-        return None
-    return _TABLE[name][_COLUMNS.index(column)]
+    return None if name in _GIVEN and label != name else NUMBERS.get((name, column))
+
+
+def is_papers(settings: Mapping[str, Any]) -> bool:
+    """Return whether a table's shared settings are those of the paper's experiment, but for the amount of data."""
+    return all(settings[key] == paper for key, paper in _SETTINGS.items() if key in settings and key not in _ANY)
 
 
 def departures(settings: Mapping[str, Any]) -> list[str]:

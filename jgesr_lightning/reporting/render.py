@@ -66,7 +66,7 @@ def main_grid(table: Table) -> Grid:
         headings = [f"measured{unit}"]
         cells = [[_value(entry)] for entry in entries]
         if shows_paper(table, column):
-            headings += ["paper", "difference"]
+            headings += [table.paper_heading, "minus paper"]
             for entry, line in zip(entries, cells, strict=True):
                 paper = None if entry is None else entry.paper
                 line += [_beside(paper, ".2f"), _beside(_minus(entry, paper), "+.2f")]

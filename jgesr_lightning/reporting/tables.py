@@ -12,7 +12,7 @@ from jgesr_lightning.checks import nearest
 from jgesr_lightning.config import ConfigError
 from jgesr_lightning.identity import number_text
 from jgesr_lightning.reporting.collection import Collection, collect
-from jgesr_lightning.reporting.paper import departures, paper_value
+from jgesr_lightning.reporting.paper import departures, is_papers, paper_value
 from jgesr_lightning.reporting.runs import Block, Column, Run, blocks, method_rank
 from jgesr_lightning.reporting.statistics import Difference, Mean, corrected, mean_of, paired
 from jgesr_lightning.reporting.text import shown
@@ -76,6 +76,7 @@ class Table:
         reference: label of the method that the others are compared with; None where there is none.
         remarks: what the marks stand for, one sentence an item.
         against_leader: column -> method -> the leading method minus that one.
+        paper_heading: heading of the paper's numbers, which says where they are for more data.
     """
 
     protocol: list[str]
@@ -87,6 +88,7 @@ class Table:
     reference: str | None = None
     remarks: list[str] = field(default_factory=list)
     against_leader: dict[Column, dict[str, Difference]] = field(default_factory=dict)
+    paper_heading: str = "paper"
 
     @property
     def has_pairs(self) -> bool:
@@ -131,6 +133,8 @@ def build(block: Block, metric: str = METRIC, reference: str | None = None) -> T
     kinds, remarks = _remarks(block)
     entries: dict[tuple[str, Column], Entry] = {}
     against_leader = {}
+    shared = block.runs[0].protocol
+    with_paper = metric in PAPERS_METRICS and is_papers(shared)
     for column in block.columns:
         means = {label: mean_of(list(values[label, column].values())) for label in labels if (label, column) in values}
         leaders, ahead = _leader(means, values, column, max if scale == 100 else min)
@@ -143,7 +147,7 @@ def build(block: Block, metric: str = METRIC, reference: str | None = None) -> T
                 value=mean,
                 leads=label in leaders,
                 best=leaders == [label] and bool(ahead) and all(one.clear_of_all for one in ahead.values()),
-                paper=paper_value(label, column) if metric in PAPERS_METRICS else None,
+                paper=paper_value(label, column) if with_paper else None,
                 pair=pairs.get((label, column)),
                 worst=worst,
                 decile=decile,
@@ -151,7 +155,8 @@ def build(block: Block, metric: str = METRIC, reference: str | None = None) -> T
             )
     unit = "%" if scale == 100 else ""
     protocol = _protocol(block, metric)
-    return Table(protocol, labels, block.columns, entries, unit, metric, reference, remarks, against_leader)
+    heading = "paper, all data" if departures(shared) else "paper"
+    return Table(protocol, labels, block.columns, entries, unit, metric, reference, remarks, against_leader, heading)
 
 
 def _values(block: Block, metric: str, scale: float) -> Values:
@@ -269,8 +274,10 @@ def _protocol(block: Block, metric: str) -> list[str]:
     lines.append(protocol_text(shared))
     if terms := _client_terms(runs):
         lines.append(f"added to the clients' loss: {terms}")
-    if changed := departures(shared):
-        lines.append(f"the paper's numbers are for other settings: here {', '.join(changed)}")
+    comparable = any(paper_value(label, column) for label in block.labels for column in block.columns)
+    if comparable and (changed := departures(shared)):
+        what = "for other settings" if is_papers(shared) else "left out, as they are for other settings"
+        lines.append(f"the paper's numbers are {what}: here {', '.join(changed)}")
     if block.differs:
         lines.append("this table differs from the others in " + ", ".join(f"{k}={v}" for k, v in block.differs.items()))
     return [shown(line, 2000) for line in lines if line]
@@ -309,8 +316,8 @@ def column_title(column: Column) -> str:
 
 
 def shows_paper(table: Table, column: Column) -> bool:
-    """Return whether the paper has a number for any row of a column."""
-    return table.metric in PAPERS_METRICS and any(paper_value(label, column) for label in table.rows)
+    """Return whether the paper has a number for any row of a column, and the settings are its own."""
+    return any(entry.paper is not None for (_, at), entry in table.entries.items() if at == column)
 
 
 def _capital(text: str) -> str:

@@ -7,6 +7,7 @@ import numpy as np
 
 from jgesr_lightning.reporting.tables import tables_of
 
+PAPERS = {"rounds": 30, "clients": 20}  # as in the paper's experiment
 CLASSES = ["zero", "one", "two"]
 
 
@@ -17,13 +18,14 @@ def built(roots, *arguments, **settings):
 
 
 def config_of(
-    method="jgesr", seed=0, noise=0.1, data="mnist", missing=0.0, rounds=2, kappa=0.05, fraction=1.0, **settings
-):
+    method="jgesr", seed=0, noise=0.1, data="mnist", missing=0.0, rounds=2, clients=3, kappa=0.05, fraction=1.0,
+    **settings,
+):  # fmt: skip
     return {
         "name": "run",
         "seed": seed,
         "rounds": rounds,
-        "clients": 3,
+        "clients": clients,
         "participation": 1.0,
         "output_dir": "runs",
         "data": {"name": data, "root": None, "kappa": kappa, "fraction": fraction},

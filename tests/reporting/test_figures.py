@@ -11,7 +11,7 @@ from jgesr_lightning.reporting import report
 from jgesr_lightning.reporting.collection import collect
 from jgesr_lightning.reporting.figures import draw, main
 from jgesr_lightning.reporting.network import graph_network
-from tests.reporting.synthetic import make_run
+from tests.reporting.synthetic import PAPERS, make_run
 
 
 def names(root, metric="accuracy/received"):
@@ -126,8 +126,8 @@ def test_a_damaged_run_does_not_stand_in_for_an_older_sound_one(tmp_path):
 
 def test_means_and_differences_are_drawn_with_their_intervals(tmp_path):
     for seed, (a, b) in enumerate([(0.90, 0.95), (0.91, 0.955), (0.92, 0.97)]):
-        make_run(tmp_path, f"a{seed}", a, method="fedavg", seed=seed)
-        make_run(tmp_path, f"b{seed}", b, method="jgesr", seed=seed)
+        make_run(tmp_path, f"a{seed}", a, method="fedavg", seed=seed, **PAPERS)
+        make_run(tmp_path, f"b{seed}", b, method="jgesr", seed=seed, **PAPERS)
     found = names(tmp_path)
     means = [line.get_xydata() for line in found["means_mnist_s_0.1"].figure.axes[0].get_lines()]
     # fedavg: 91 +- 4.3027 * 1 / sqrt(3); then its mean; the paper's values last

@@ -9,7 +9,7 @@ from jgesr_lightning.reporting import report
 from jgesr_lightning.reporting.options import beside
 from jgesr_lightning.reporting.tables import tables_of
 from jgesr_lightning.reporting.words import summary
-from tests.reporting.synthetic import make_run
+from tests.reporting.synthetic import PAPERS, make_run
 
 VOID = ("meta", "img", "br")
 
@@ -47,7 +47,7 @@ def study(root):
     """jgesr ahead of fedavg by 5, 4.5 and 5 points, and of local by 1, -1 and 0.5."""
     for seed, (fedavg, local, jgesr) in enumerate([(0.90, 0.94, 0.95), (0.91, 0.965, 0.955), (0.92, 0.965, 0.97)]):
         for method, accuracy in (("fedavg", fedavg), ("local", local), ("jgesr", jgesr)):
-            folder = make_run(root, f"{method}_{seed}", accuracy, method=method, seed=seed)
+            folder = make_run(root, f"{method}_{seed}", accuracy, method=method, seed=seed, **PAPERS)
             path = folder / "summary.json"
             clients = {"accuracy/received": [accuracy, accuracy - 0.1, min(1.0, accuracy + 0.1)]}
             path.write_text(json.dumps(json.loads(path.read_text()) | {"clients": clients}))

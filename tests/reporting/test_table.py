@@ -14,14 +14,14 @@ from jgesr_lightning.reporting.paper import departures
 from jgesr_lightning.reporting.render import csv_text, latex, markdown
 from jgesr_lightning.reporting.table import main
 from jgesr_lightning.reporting.tables import describe, protocol_text, tables_of
-from tests.reporting.synthetic import built, make_run
+from tests.reporting.synthetic import PAPERS, built, make_run
 
 
-def study(root):
+def study(root, **settings):
     """Two methods, three seeds: fedavg 0.90, 0.91, 0.92; jgesr 0.95, 0.955, 0.97."""
     for seed, (fedavg, jgesr) in enumerate([(0.90, 0.95), (0.91, 0.955), (0.92, 0.97)]):
-        make_run(root, f"fedavg_{seed}", fedavg, method="fedavg", seed=seed)
-        make_run(root, f"jgesr_{seed}", jgesr, method="jgesr", seed=seed)
+        make_run(root, f"fedavg_{seed}", fedavg, method="fedavg", seed=seed, **settings)
+        make_run(root, f"jgesr_{seed}", jgesr, method="jgesr", seed=seed, **settings)
 
 
 def cells(text, label):
@@ -31,10 +31,10 @@ def cells(text, label):
 
 
 def test_values_deviations_paper_and_bold(tmp_path):
-    study(tmp_path)
+    study(tmp_path, **PAPERS)
     (table,), _ = built([tmp_path])
     text = markdown(table)
-    assert cells(text, "method")[0] == ["mnist s=0.1 (%)", "paper", "difference"]
+    assert cells(text, "method")[0] == ["mnist s=0.1 (%)", "paper", "minus paper"]
     assert cells(text, "fedavg")[0] == ["91.00 ± 1.00 (3)", "90.48", "+0.52"]
     assert cells(text, "jgesr")[0] == ["**95.83 ± 1.04** (3)", "95.17", "+0.66"]
     # differences 5, 4.5, 5: mean 4.8333, deviation 0.288675, half width 4.302653 * 0.288675 / sqrt(3) = 0.717109
@@ -54,13 +54,14 @@ def test_protocol_stands_above_the_table(tmp_path):
 def test_settings_that_are_not_the_papers_are_named(tmp_path):
     make_run(tmp_path, "a", 0.9, method="fedavg")
     (table,), _ = built([tmp_path])
-    assert any("rounds 2 (paper: 30)" in line for line in table.protocol)
+    assert any("left out" in line and "rounds 2 (paper: 30)" in line for line in table.protocol)
+    assert cells(markdown(table), "fedavg")[0] == ["90.00 (1)"]
     assert departures({"rounds": 30, "data.fraction": 1, "local.batch_size": 7}) == []
     assert departures({"rounds": 30, "data.fraction": 0.1}) == ["data.fraction 0.1 (paper: 1.0)"]
 
 
 def test_the_papers_means_do_not_stand_beside_the_worst_client(tmp_path):
-    make_run(tmp_path, "a", 0.9, method="fedavg")
+    make_run(tmp_path, "a", 0.9, method="fedavg", **PAPERS)
     (mean,), _ = built([tmp_path])
     assert "paper" in cells(markdown(mean), "method")[0]
     summary = tmp_path / "a" / "summary.json"
@@ -70,6 +71,14 @@ def test_the_papers_means_do_not_stand_beside_the_worst_client(tmp_path):
     (worst,), _ = built([tmp_path], "accuracy/received_worst")
     assert cells(markdown(worst), "method")[0] == ["mnist s=0.1 (%)"]
     assert worst.entries["fedavg", ("mnist", 0.1, 0.0)].paper is None
+
+
+def test_on_part_of_the_data_the_heading_says_that_the_paper_had_all(tmp_path):
+    make_run(tmp_path, "a", 0.9, method="fedavg", fraction=0.1, **PAPERS)
+    (table,), _ = built([tmp_path])
+    assert cells(markdown(table), "method")[0] == ["mnist s=0.1 (%)", "paper, all data", "minus paper"]
+    assert cells(markdown(table), "fedavg")[0] == ["90.00 (1)", "90.48", "-0.48"]
+    assert any("for other settings: here data.fraction 0.1 (paper: 1.0)" in line for line in table.protocol)
 
 
 def test_one_seed_has_no_deviation_and_no_interval(tmp_path):
@@ -83,15 +92,15 @@ def test_one_seed_has_no_deviation_and_no_interval(tmp_path):
 
 
 def test_missing_cells_and_rows_in_the_papers_order(tmp_path):
-    make_run(tmp_path, "a", 0.9, method="jgesr", noise=0.1)
-    make_run(tmp_path, "b", 0.8, method="jgesr", noise=0.2)
-    make_run(tmp_path, "c", 0.7, method="jgesr", noise=0.2, fidelity="uniform")
-    make_run(tmp_path, "d", 0.6, method="local", noise=0.1)
-    make_run(tmp_path, "e", 0.6, method="fedavg", noise=0.1, missing=0.05)
+    make_run(tmp_path, "a", 0.9, method="jgesr", noise=0.1, **PAPERS)
+    make_run(tmp_path, "b", 0.8, method="jgesr", noise=0.2, **PAPERS)
+    make_run(tmp_path, "c", 0.7, method="jgesr", noise=0.2, fidelity="uniform", **PAPERS)
+    make_run(tmp_path, "d", 0.6, method="local", noise=0.1, **PAPERS)
+    make_run(tmp_path, "e", 0.6, method="fedavg", noise=0.1, missing=0.05, **PAPERS)
     (table,), _ = built([tmp_path])
     assert table.rows == ["local", "fedavg", "jgesr", "jgesr (uniform)"]
     text = markdown(table)
-    titles = ["mnist s=0.1 (%)", "paper", "difference", "mnist s=0.1 missing=0.05 (%)", "mnist s=0.2 (%)"]
+    titles = ["mnist s=0.1 (%)", "paper", "minus paper", "mnist s=0.1 missing=0.05 (%)", "mnist s=0.2 (%)"]
     assert cells(text, "method")[0][:5] == titles
     assert cells(text, "local")[0] == ["60.00 (1)", "–", "–", "–", "–", "–", "–"]  # noqa: RUF001
     # no number of the paper for a fidelity that it does not use
