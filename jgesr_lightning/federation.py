@@ -11,6 +11,7 @@ from torch import Tensor
 from jgesr_lightning.aggregators.base import Aggregate
 from jgesr_lightning.plan import RoundPlan
 from jgesr_lightning.records import RoundRecord, summarise
+from jgesr_lightning.recovery import edge_scores
 from jgesr_lightning.state import FederationState
 from jgesr_lightning.timing import Stopwatch
 
@@ -145,6 +146,8 @@ class Federation:
             for models in (aggregate.models, *([] if aggregate.own is None else [aggregate.own.rest])):
                 models[:, self._variances] = models[:, self._variances].clamp_(min=0)
         record.info |= aggregate.info
+        if plan.groups is not None:
+            record.metrics |= edge_scores(aggregate.graph, plan.groups)
         if plan.aggregator.shares and not _connected(aggregate.graph):
             record.info["shared"] = "nothing"
         losses = sharding.gather(losses)

@@ -57,6 +57,7 @@ class RoundPlan:
             no upload left; "drop_all" goes on even then; "raise" stops at the first one.
         seed: seed of who takes part.
         stop: tells when to end early.
+        groups: planted group of each client, which graphs are scored against, or None where there are none.
     """
 
     fabric: Fabric
@@ -76,6 +77,7 @@ class RoundPlan:
     nonfinite: str = "drop"
     seed: int = 0
     stop: StopRequest = field(default_factory=StopRequest)
+    groups: Sequence[int] | None = None
 
     @property
     def weights(self) -> Tensor:
