@@ -56,8 +56,8 @@ def blind(array: Array) -> bool:
     return isinstance(array, Tensor)
 
 
-def host(array: Array) -> np.ndarray[Any, Any]:
-    """Return these numbers as a numpy array: waits for an accelerator."""
+def host(array: Array) -> Any:
+    """Return these numbers as a numpy array, which waits for an accelerator; what is neither as it is."""
     return array.cpu().numpy() if isinstance(array, Tensor) else array
 
 
@@ -79,25 +79,14 @@ def positive_part(array: Array) -> Array:
 
 
 def add_product(array: Array, left: Array, right: Array) -> Array:
-    """Return ``array + left * right``, in place."""
-    if isinstance(array, Tensor):
-        return array.addcmul_(left, right)
-    array += left * right
-    return array
+    """Return ``array + left * right``, in place if that saves memory."""
+    return array.addcmul_(left, right) if isinstance(array, Tensor) else array + left * right
 
 
 def set_diagonal(array: Array, values: Array | float) -> Array:
     """Write the diagonals of (..., K, K), in place, and return it."""
-    if isinstance(array, Tensor):
-        diagonal = array.diagonal(dim1=-2, dim2=-1)
-        if isinstance(values, Tensor):
-            diagonal.copy_(values)
-        else:
-            diagonal.fill_(values)
-    elif array.flags.c_contiguous:
-        array.reshape(*array.shape[:-2], -1)[..., :: array.shape[-1] + 1] = values
-    else:
-        np.einsum("...ii->...i", array)[...] = values
+    diagonal = array.diagonal(0, -2, -1) if isinstance(array, Tensor) else np.einsum("...ii->...i", array)
+    diagonal[...] = values
     return array
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from jgesr_lightning.graph.arrays import hidden
 from jgesr_lightning.graph.gram import chunks, work_dtype
-from jgesr_lightning.graph.laplacian import a_matrix, laplacian, of_rows
+from jgesr_lightning.graph.laplacian import check_models, laplacian
 
 
 def filter_signals(
@@ -45,20 +45,12 @@ def filter_signals(
     """
     if not (alpha >= 0 and mu > 0):
         raise ValueError(f"alpha must be non-negative and mu positive; got {alpha}, {mu}")
-    a_matrix("X", X)
-    rows, size = X.shape[-2:]
-    of_rows("W", W, rows, rows)
-    of_rows("weights", weights, rows)
-    for name, given in (("mask", mask), ("start", start)):
-        if given is not None:
-            of_rows(name, given, rows, size)
-    if mask is not None and mask.dtype != torch.bool:
-        raise ValueError(f"mask must be of type bool; got {mask.dtype}")
+    check_models("X", X, W=W, weights=weights, mask=mask, start=start)
     z = weights.to(X.device, torch.float64)[..., None]
     S = (2 * alpha / mu) * laplacian(W.to(X.device, torch.float64))
     inverse = torch.linalg.inv(torch.diag_embed(z[..., 0]) + S)
     result = torch.empty_like(X, memory_format=torch.contiguous_format)
-    for _, columns in chunks((size,), (1 if mask is None else 8) * X.shape[:-1].numel(), X.device):
+    for _, columns in chunks(X.shape[-1:], (1 if mask is None else 8) * X.shape[:-1].numel(), X.device):
         part = X[..., columns].to(torch.float64)
         if mask is None:
             shared = part.mean(-2, keepdim=True)

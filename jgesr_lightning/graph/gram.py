@@ -8,12 +8,10 @@ import torch
 from torch import Tensor
 
 from jgesr_lightning.graph.arrays import Array, of, positive_part, set_diagonal
-from jgesr_lightning.graph.laplacian import a_matrix
+from jgesr_lightning.graph.laplacian import check_models, pairs
 
 _TINY = 1e-30  # a smaller sum of squares in float32 has lost terms
 _BLOCK = 4096  # columns of one product: what single precision sums before the sum goes on in double
-
-
 _CHUNK_BYTES_CPU = 1 << 22  # in the last-level cache; smaller ones cost more in calls than nearer caches save
 _CHUNK_BYTES_ACCELERATOR = 1 << 26  # few launches, and still far less than the matrix itself
 
@@ -86,15 +84,13 @@ def gram(X: Tensor, *, minus: Tensor | None = None, mask: Tensor | None = None, 
     Raises:
         ValueError: `X` is not a floating-point matrix.
     """
-    a_matrix("X", X)
+    check_models("X", X)
     total = torch.zeros(*X.shape[:-1], X.shape[-2], dtype=torch.float64, device=X.device)
     for _, columns in chunks((X.shape[-1],), X.shape[:-1].numel(), X.device, chunk):
         part = X[..., columns].to(torch.float64)
-        if minus is not None:
-            part = part - minus[..., columns]
-        if mask is not None:
-            part = torch.where(mask[..., columns], part, 0)
-        total = total + part @ part.mT
+        part = part if minus is None else part - minus[..., columns]
+        part = part if mask is None else torch.where(mask[..., columns], part, 0)
+        total += part @ part.mT
     symmetric: Tensor = (total + total.mT) / 2
     return symmetric
 
@@ -119,23 +115,21 @@ def distances_from_gram(G: Array) -> Array:
 
     Rounding is relative to the largest G: centre the rows (``gram(X, minus=X.mean(0))``) if they share a large part.
     """
-    norms = _diagonal(G)
-    distances = norms[..., :, None] + norms[..., None, :] - (G + G.swapaxes(-1, -2))
+    distances = pairs(G.diagonal(0, -2, -1)) - (G + G.swapaxes(-1, -2))
     return set_diagonal(positive_part(distances), 0.0)
-
-
-def with_shared(augmented: Tensor) -> Tensor:
-    """Return the Gram matrix of Y, (..., K, K), from that of ``[Y - 1 r'; r]``, (..., K + 1, K + 1)."""
-    by_shared = augmented[..., :-1, -1]
-    return augmented[..., :-1, :-1] + by_shared[..., :, None] + by_shared[..., None, :] + augmented[..., -1:, -1:]
 
 
 def cosine_from_gram(G: Array) -> Array:
     """Return cosines ``G_mn / sqrt(G_mm G_nn)`` in [-1, 1]: (..., K, K); a zero row has cosine 0, with itself too."""
-    xp = of(G)
-    norms = positive_part(_diagonal(G) * 1) ** 0.5
-    inverse = xp.where(norms > 0, 1 / xp.where(norms > 0, norms, 1.0), 0.0)
-    return xp.clip(G * (inverse[..., :, None] * inverse[..., None, :]), -1.0, 1.0)
+    norms = positive_part(G.diagonal(0, -2, -1)) ** 0.5
+    inverse = of(G).where(norms > 0, 1 / of(G).where(norms > 0, norms, 1.0), 0.0)
+    return of(G).clip(G * (inverse[..., :, None] * inverse[..., None, :]), -1.0, 1.0)
+
+
+def with_shared(augmented: Tensor) -> Tensor:
+    """Return the Gram matrix of Y, (..., K, K), from that of ``[Y - 1 r'; r]``, (..., K + 1, K + 1)."""
+    inner: Tensor = augmented[..., :-1, :-1] + pairs(augmented[..., :-1, -1]) + augmented[..., -1:, -1:]
+    return inner
 
 
 def pairwise_sq_distances(X: Tensor, *, chunk: int | None = None) -> Tensor:
@@ -143,10 +137,6 @@ def pairwise_sq_distances(X: Tensor, *, chunk: int | None = None) -> Tensor:
 
     The rows' mean is taken out before multiplying, so a large part that all share costs no digits.
     """
-    a_matrix("X", X)
+    check_models("X", X)
     distances: Tensor = distances_from_gram(gram(X, minus=X.mean(-2, keepdim=True), chunk=chunk))
     return distances
-
-
-def _diagonal(G: Array) -> Array:
-    return G.diagonal(0, -2, -1)

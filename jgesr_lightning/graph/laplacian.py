@@ -1,4 +1,4 @@
-"""Laplacian algebra: degrees, Laplacians, and the list of edges behind a symmetric matrix."""
+"""Laplacians, and what a tensor must look like."""
 
 from __future__ import annotations
 
@@ -6,53 +6,6 @@ import torch
 from torch import Tensor
 
 from jgesr_lightning.graph.arrays import Array, set_diagonal
-
-
-def a_tensor(name: str, value: object) -> None:
-    """Raise ValueError unless `value` is a tensor."""
-    if not isinstance(value, Tensor):
-        raise ValueError(f"{name} must be a torch.Tensor; got {type(value).__name__}")
-
-
-def a_matrix(name: str, value: object) -> None:
-    """Raise ValueError unless `value` is a (..., K, d) floating-point tensor."""
-    a_tensor(name, value)
-    assert isinstance(value, Tensor)
-    if value.ndim < 2 or not value.is_floating_point():
-        shape = tuple(value.shape)
-        raise ValueError(f"{name} must be a (..., K, d) floating-point tensor; got {value.dtype} of shape {shape}")
-
-
-def of_rows(name: str, value: object, rows: int, columns: int | None = None) -> None:
-    """Raise ValueError unless `value` is a tensor of shape (..., rows), or (..., rows, columns)."""
-    a_tensor(name, value)
-    assert isinstance(value, Tensor)
-    expected = (rows,) if columns is None else (rows, columns)
-    if tuple(value.shape[-len(expected) :]) != expected:
-        wanted = ", ".join(map(str, expected))
-        raise ValueError(f"{name} must have shape (..., {wanted}); got {tuple(value.shape)}")
-
-
-def symmetric_part(name: str, matrix: object) -> Tensor:
-    """Return that of a (..., K, K) tensor as (N, K, K) float64, diagonal zero; ValueError for another."""
-    a_tensor(name, matrix)
-    assert isinstance(matrix, Tensor)
-    if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2]:
-        raise ValueError(f"{name} must have shape (..., K, K); got {tuple(matrix.shape)}")
-    nodes = matrix.shape[-1]
-    if nodes < 2:
-        raise ValueError(f"{name}: a graph needs at least 2 nodes; got {nodes}")
-    given = matrix.detach().to(torch.float64).reshape(-1, nodes, nodes)
-    symmetric = (given + given.mT) * 0.5
-    symmetric.diagonal(dim1=-2, dim2=-1).zero_()
-    if not bool(symmetric.isfinite().all()):
-        raise ValueError(f"{name} holds values that are not finite")
-    return symmetric
-
-
-def degrees(W: Tensor) -> Tensor:
-    r"""Return :math:`\deg = W 1`: (..., K)."""
-    return W.sum(-1)
 
 
 def laplacian(W: Array) -> Array:
@@ -65,7 +18,57 @@ def laplacian(W: Array) -> Array:
     return set_diagonal(off, -off.sum(-1))
 
 
+def degrees(W: Tensor) -> Tensor:
+    r"""Return :math:`\deg = W 1`: (..., K)."""
+    return W.sum(-1)
+
+
 def upper_triangle(W: Tensor) -> Tensor:
     """Return the edges of `W` (..., K, K), row by row above the diagonal: (..., K (K - 1) / 2)."""
     rows, columns = torch.triu_indices(W.shape[-1], W.shape[-1], offset=1, device=W.device)
     return W[..., rows, columns]
+
+
+def pairs(numbers: Array) -> Array:
+    """Return ``x_m + x_n`` of (..., K): (..., K, K)."""
+    return numbers[..., :, None] + numbers[..., None, :]
+
+
+def check_tensor(name: str, value: object, shape: tuple[int, ...] = ()) -> None:
+    """Raise ValueError unless `value` is a tensor whose last dimensions are `shape`."""
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{name} must be a torch.Tensor; got {type(value).__name__}")
+    if shape and tuple(value.shape[-len(shape) :]) != shape:
+        raise ValueError(f"{name} must have shape (..., {', '.join(map(str, shape))}); got {tuple(value.shape)}")
+
+
+def check_models(name: str, models: object, **others: object) -> None:
+    """Raise ValueError unless `models` is a (..., K, d) floating-point tensor, and tensors beside it fit.
+
+    Those are `W` (..., K, K), `weights` (..., K), `mask` (..., K, d) bool or None, and others (..., K, d).
+    """
+    check_tensor(name, models)
+    assert isinstance(models, Tensor)
+    shape = tuple(models.shape)
+    if len(shape) < 2 or not models.is_floating_point():
+        raise ValueError(f"{name} must be a (..., K, d) floating-point tensor; got {models.dtype} of shape {shape}")
+    expected = {"W": (shape[-2], shape[-2]), "weights": shape[-2:-1]}
+    for other, value in others.items():
+        if value is not None or other in expected:
+            check_tensor(other, value, expected.get(other, shape[-2:]))
+        if other == "mask" and isinstance(value, Tensor) and value.dtype != torch.bool:
+            raise ValueError(f"mask must be of type bool; got {value.dtype}")
+
+
+def symmetric_part(name: str, matrix: Tensor) -> Tensor:
+    """Return that of a (..., K, K) tensor as (N, K, K) float64, diagonal zero; ValueError for another."""
+    check_tensor(name, matrix)
+    if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2]:
+        raise ValueError(f"{name} must have shape (..., K, K); got {tuple(matrix.shape)}")
+    if matrix.shape[-1] < 2:
+        raise ValueError(f"{name}: a graph needs at least 2 nodes; got {matrix.shape[-1]}")
+    given = matrix.detach().to(torch.float64).reshape(-1, *matrix.shape[-2:])
+    symmetric: Tensor = set_diagonal((given + given.mT) * 0.5, 0.0)
+    if not bool(symmetric.isfinite().all()):
+        raise ValueError(f"{name} holds values that are not finite")
+    return symmetric

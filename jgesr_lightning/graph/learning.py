@@ -6,12 +6,11 @@ import math
 import warnings
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from jgesr_lightning.graph.arrays import Array, blind, enter, host, leave, like, of, set_diagonal
-from jgesr_lightning.graph.laplacian import symmetric_part
-from jgesr_lightning.graph.prox import QUIET, Prox, prox
+from jgesr_lightning.graph.laplacian import pairs, symmetric_part
+from jgesr_lightning.graph.prox import QUIET, Prox, looked_after, prox
 
 _MAX_ROUNDS, _BLIND_ROUNDS = 60, 20
 _PRECISION, _SEEN_LATER = 1e-12, 1e-11
@@ -54,21 +53,24 @@ def learn_graph(
     """
     if not (beta > 0 and alpha >= 0 and gamma >= 0 and math.isfinite(alpha + beta + gamma)):
         raise ValueError(f"beta must be positive, alpha and gamma non-negative; got {beta}, {alpha}, {gamma}")
+    D = enter(symmetric_part("sq_distances", sq_distances))
     if neighbours is not None:
-        D = enter(symmetric_part("sq_distances", sq_distances))
         with QUIET():
             found = prox(-neighbour_scale(D, neighbours) * D, 1.0, 0.0, 1.0, careful=True)
         return leave(found.W * math.sqrt(beta)).reshape(sq_distances.shape)
-    cost = enter(alpha * symmetric_part("sq_distances", sq_distances) + gamma)
-    least, most = set_diagonal(cost * 1, math.inf).min(), set_diagonal(cost * 1, 0.0).max()
+    cost = alpha * D + gamma
+    least = set_diagonal(cost * 1, math.inf).min()
     if not least > 0:
         raise ValueError("every edge needs a positive cost alpha d + gamma, or the minimum does not exist")
     with QUIET():
         W = learn(cost, beta, careful=True).W
-    left = _failure(of(cost).minimum(cost, _DEAREST * _typical(cost)), W, beta)
+    gain = pairs(beta / W.sum(-1))
+    counted = of(cost).minimum(cost, _DEAREST * _typical(cost))
+    unmet = set_diagonal((gain - counted) / (gain + counted), 0.0)
+    left = of(W).where(W > 0, abs(unmet), unmet).max()
     if left > _ACCEPTED:
         warnings.warn(
-            f"learn_graph has not converged: edges cost between {least:.1e} and {most:.1e}, "
+            f"learn_graph has not converged: edges cost between {least:.1e} and {cost.max():.1e}, "
             f"too far apart for double precision; the optimality conditions fail by {left:.1e} of their terms",
             GraphNotConverged,
             stacklevel=2,
@@ -82,50 +84,40 @@ def neighbour_scale(D: Array, neighbours: int) -> Array:
     For a node alone, whose distances in order are z and their sums b, k edges are active for theta between
     :math:`1 / \sqrt{k z^2 - b z}` at k + 1 and at k (Kalofolias and Perraudin, "Large scale graph learning from smooth
     signals", ICLR 2019, there for twice the sums over edges). The means of these over the nodes are where the search
-    starts; a node also takes the edges that others want, so that theta is then sought by bisection.
+    starts; a node also takes the edges that others want, so that theta is then sought by bisection. It counts edges on
+    the host, once an aggregation: on an accelerator the same steps would take longer than both ways.
 
     Raises:
         ValueError: `neighbours` is not a number from 1 to K - 1.
     """
-    nodes = D.shape[-1]
+    nodes, given = D.shape[-1], host(D)
     if not 1 <= neighbours < nodes:
         raise ValueError(f"neighbours is {neighbours!r}; it must be from 1 to {nodes - 1}, one less than the clients")
-    scales = []
-    for distances in host(D):
-        z = np.sort(distances[~np.eye(nodes, dtype=bool)].reshape(nodes, -1), 1)
-        if not z.max() > 0:  # all nodes are equal, and no scale tells them apart
-            scales.append(1.0)
-            continue
-        k = min(neighbours, nodes - 2)
-        spread = (np.arange(1, nodes) * z - z.cumsum(1)) * z
-        bounds = np.sqrt(2 / np.maximum(spread[:, k - 1 : k + 1], 1e-30 * max(z.max(), 1e-300) ** 2)).mean(0)
-        theta, low, high = float(np.sqrt(bounds.prod())), 0.0, math.inf
-        for _ in range(60):
-            W = prox(-theta * distances[None], 1.0, 0.0, 1.0).W
-            count = float((W > 0).sum() / nodes)
-            if abs(count - neighbours) < 0.5:
-                break
-            low, high = (theta, high) if count > neighbours else (low, theta)
-            theta = math.sqrt(low * high) if low > 0 and high < math.inf else theta * (2 if high == math.inf else 0.5)
-        scales.append(theta)
-    return like(scales, D)[:, None, None]
+    z = np.sort(set_diagonal(given * 1, math.inf), -1)[..., :-1]
+    apart = z.max((1, 2)) > 0  # or all nodes are equal, and no scale tells them apart
+    k = min(neighbours, nodes - 2)
+    spread = ((np.arange(1, nodes) * z - z.cumsum(-1)) * z)[..., k - 1 : k + 1]
+    floor = 1e-30 * np.maximum(z.max((1, 2), keepdims=True), 1e-300) ** 2
+    theta = np.where(apart, np.sqrt(np.sqrt(2 / np.maximum(spread, floor)).mean(1).prod(-1)), 1.0)
+    low, high = 0 * theta, math.inf + 0 * theta
+    for _ in range(60):
+        W = prox(-theta[:, None, None] * given, 1.0, 0.0, 1.0).W
+        count = (W > 0).sum((1, 2)) / nodes
+        off = apart & ~(abs(count - neighbours) < 0.5)
+        if not off.any():
+            break
+        low, high = np.where(count > neighbours, theta, low), np.where(count > neighbours, high, theta)
+        between = np.where(low == 0, theta / 2, np.where(high == math.inf, theta * 2, np.sqrt(low * high)))
+        theta = np.where(off, between, theta)
+    return like(theta, D)[:, None, None]
 
 
 def _typical(cost: Array) -> Array:
     """Return the median cost of an edge, (N, 1, 1)."""
-    nodes, xp = cost.shape[-1], of(cost)
-    ordered = xp.sort(set_diagonal(cost * 1, -math.inf).reshape(len(cost), -1), -1)
-    ordered = (ordered if xp is not torch else ordered.values)[:, nodes:]
-    edges = ordered.shape[-1]
-    return ((ordered[:, (edges - 1) // 2] + ordered[:, edges // 2]) / 2)[:, None, None]
-
-
-def _failure(cost: Array, W: Array, beta: float) -> float:
-    """Return how far the optimality conditions fail at the worst edge, relative to the size of their terms."""
-    inverse = beta / W.sum(-1)
-    gain = inverse[:, :, None] + inverse[:, None, :]
-    gradient = set_diagonal((cost - gain) / (cost + gain), 0.0)
-    return float(of(W).where(W > 0, abs(gradient), -gradient).max())
+    edges = cost.shape[-1] * (cost.shape[-1] - 1)  # each twice, before the diagonal
+    ordered = of(cost).sort(set_diagonal(cost * 1, math.inf).reshape(len(cost), -1), -1)
+    ordered = ordered[0] if blind(cost) else ordered
+    return ((ordered[:, edges // 2 - 1] + ordered[:, edges // 2]) / 2)[:, None, None]
 
 
 def learn(cost: Array, beta: float, start: Array | None = None, *, careful: bool = False) -> Prox:
@@ -138,30 +130,29 @@ def learn(cost: Array, beta: float, start: Array | None = None, *, careful: bool
         cost: c, (N, K, K) symmetric, positive off the diagonal.
         beta: weight of the log barrier.
         start: (N, K, K) graph to start from, such as the solution for neighbouring costs; None: no edges.
-        careful: look even at an accelerator's numbers, so that the result is the solution.
+        careful: look even at an accelerator's numbers, and solve on the host what is not solved there.
     """
-    xp, unseen = of(cost), blind(cost) and not careful
+    xp, unseen, given = of(cost), blind(cost), (cost, beta, start)
     # In units where the typical edge costs one and beta is one, the same schedule fits every instance.
     unit = _typical(cost)
     cost = set_diagonal(xp.minimum(cost / unit, _DEAREST + 0 * unit), 0.0)
     w = 0 * cost if start is None else start * (unit / beta)
-    if unseen:
-        # So few and so mild rounds that no prox needs care, or that the graph is reported as not solved.
-        floor = 0.003
-    else:
+    # So few and so mild rounds that no prox needs care, or that the graph is reported as not solved.
+    floor = 0.003
+    if not unseen:
         # Weights reach the inverse of the cheapest cost, so that is how weak the pull to the last graph has to get; but
         # not so weak that the best edge of a node falls behind what the prox can tell apart, 1e10 in its units.
-        best = host(xp.amin(set_diagonal(cost * 1, math.inf), -1))
+        best = set_diagonal(cost * 1, math.inf).min(-1)
         floor = max(1e-8 * min(1.0, float(best.min())) ** 2, 1e-18 * float(best.max()) ** 2)
     rho, dual, steps, solved = 1.0, None, 0, True
     for _ in range(_BLIND_ROUNDS if unseen else _MAX_ROUNDS):
-        found = prox(w - cost / rho, 1.0, 0.0, rho, dual, careful=careful)
+        found = prox(w - cost / rho, 1.0, 0.0, rho, dual)
         dual, steps, solved = found.dual, steps + found.steps, solved & found.solved
         # What is left of the gradient at an edge, beside the terms it is the difference of.
-        terms = cost + dual[:, :, None] + dual[:, None, :]
-        left = xp.amax((rho * abs(found.W - w) / terms), (-1, -2))
+        left = xp.amax(rho * abs(found.W - w) / (cost + pairs(dual)), (-1, -2))
         w = found.W
         if not unseen and left.max() <= _PRECISION:
             break
         rho = max(rho / 10, floor)
-    return Prox(w * (beta / unit), dual, solved & (left <= _SEEN_LATER) if unseen else True, steps)
+    found = Prox(w * (beta / unit), dual, solved & (left <= _SEEN_LATER) if unseen else True, steps)
+    return looked_after(found, learn, *given) if careful else found

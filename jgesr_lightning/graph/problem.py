@@ -10,20 +10,23 @@ Sums over e run over edges, each pair of clients once; W is symmetric with zero 
 Under `neighbours` the graph's own terms are those of Kalofolias and Perraudin (ICLR 2019), :math:`u\,(-\beta \sum \log
 \deg + \frac12 \|w\|^2)`: a quadratic in place of the sum, without which a minimiser has hardly more edges than nodes,
 and a unit u (one for each graph) that follows the size of the distances, so that J does not depend on the data's scale.
+
+Then J and its gradients as functions of the K x d models, in float64: differentiable, batched.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from jgesr_lightning.graph.arrays import Array, add_product, of, per_problem, positive_part, set_diagonal
-from jgesr_lightning.graph.laplacian import laplacian
+from jgesr_lightning.graph.gram import pairwise_sq_distances
+from jgesr_lightning.graph.laplacian import check_models, laplacian, pairs
 from jgesr_lightning.graph.learning import learn, neighbour_scale
 from jgesr_lightning.graph.prox import Prox, prox
 
@@ -76,10 +79,7 @@ class Problem:
     """The constants and terms of J. K x K numbers are (N, K, K) arrays, N = B G: B problems with G graphs each.
 
     Attributes:
-        alpha: weight of the smoothness.
-        beta: weight of the log barrier.
-        gamma: weight of the sum of the edges.
-        mu: weight of the fidelity.
+        alpha, beta, gamma, mu: weights of smoothness, log barrier, sum of the edges, and fidelity.
         smoothing: "full": models descend along the gradient of J, 2 alpha L Psi. "printed": along alpha L Psi, the
             operator that the paper prints for them, half of what its closed form and its graph step imply.
         ridge: weight of half the squared weights of the edges; see the module.
@@ -101,14 +101,11 @@ class Problem:
     neighbours: int | None = None
     pulls: tuple[Pull, ...] = ()
 
+    but = replace  # this problem with some of its parts replaced
+
     def pulled(self, received: Tensor, weights: Tensor, mask: Tensor | None = None) -> Problem:
         """Return this problem for what arrived, Z = diag(weights). A further quadratic in Psi is one more `Pull`."""
-        fidelity = Pull(received, self.mu * weights.to(received.device, torch.float64), mask)
-        return self.but(pulls=(fidelity,))
-
-    def but(self, **changes: object) -> Problem:
-        """Return this problem with some of its parts replaced."""
-        return type(self)(**{**self.__dict__, **changes})
+        return self.but(pulls=(Pull(received, self.mu * weights.to(received.device, torch.float64), mask),))
 
     def scaled_to(self, D: Array) -> Problem:
         """Return this problem with what it takes from the distances at the start, (N, K, K)."""
@@ -128,39 +125,32 @@ class Problem:
 
     @staticmethod
     def gradient_models(psi: Array, S: Array, weights: Sequence[Array], away: Sequence[Array]) -> Array:
-        """Return ``sum_i Z_i M_i * (Psi - T_i) + S Psi`` in whatever columns Psi is held.
+        """Return ``sum_i Z_i M_i * (Psi - T_i) + S Psi``, (..., K, n), in whatever n columns Psi is held.
 
-        Args:
-            psi: (..., K, n).
-            S: (..., K, K), see `operator`.
-            weights: of each pull, (..., K, 1), of its masked differences `away`, (..., K, n).
-            away: ``M_i * (Psi - T_i)``.
+        `S` is that of `operator`; `weights` and `away` hold Z_i (..., K, 1) and ``M_i * (Psi - T_i)`` of each pull.
         """
         gradient = S @ psi
         for weight, difference in zip(weights, away, strict=True):
-            add_product(gradient, weight, difference)
+            gradient = add_product(gradient, weight, difference)
         return gradient
 
     # The graph, for given models.
-
-    def costs(self, D: Array) -> Array:
-        """Return what an edge's weight costs, (N, K, K), without barrier and ridge, in the graph's unit."""
-        return (self.alpha / self.unit) * self.counted(D) + self.gamma
 
     def counted(self, D: Array) -> Array:
         """Return the distances that the graph is learnt from."""
         return D if isinstance(self.noise, float) else set_diagonal(positive_part(D - self.noise), 0.0)
 
+    def costs(self, D: Array) -> Array:
+        """Return what an edge's weight costs, (N, K, K), without barrier and ridge, in the graph's unit."""
+        return (self.alpha / self.unit) * self.counted(D) + self.gamma
+
     def gradient_graph(self, D: Array, W: Array) -> Array:
         """Return the derivative of J by the weight of each edge, (N, K, K), zero diagonal; in the graph's unit."""
-        inverse = self.beta / W.sum(-1)
-        gradient = self.costs(D) + self.ridge * W - (inverse[..., :, None] + inverse[..., None, :])
-        return set_diagonal(gradient, 0.0)
+        return set_diagonal(self.costs(D) + self.ridge * W - pairs(self.beta / W.sum(-1)), 0.0)
 
     def prox_graph(self, W: Array, D: Array, rho: float | Array, dual: Array | None, *, careful: bool = False) -> Prox:
         r"""Return :math:`\mathrm{prox}_{g/\rho}(w - \frac\alpha\rho d(\Psi))`, g and rho in their unit."""
-        step = self.alpha / (self.unit * rho)
-        theta = W - step * self.counted(D)
+        theta = W - self.alpha / (self.unit * rho) * self.counted(D)
         if self.ridge:
             theta, rho = theta * (rho / (rho + self.ridge)), rho + self.ridge
         return prox(theta, self.beta, self.gamma, rho, dual, careful=careful)
@@ -176,16 +166,12 @@ class Problem:
     def terms(self, squares: Sequence[Array], D: Array, W: Array) -> Terms:
         """Return the terms of J for each graph, (N,); `squares` are ``||M_i * (Psi - T_i)||_{Z_i}^2``, (N,) each."""
         deg = W.sum(-1)
-        unit = self.unit if isinstance(self.unit, float) else self.unit[..., 0, 0]
         edges = (self.gamma / 2) * deg.sum(-1)
         if self.ridge:
             edges = edges + (self.ridge / 4) * (W * W).sum((-1, -2))
-        return Terms(
-            fidelity=sum(squares) / 2,
-            smoothness=(self.alpha / 2) * (W * self.counted(D)).sum((-1, -2)),
-            barrier=-unit * self.beta * of(W).log(deg).sum(-1),
-            sparsity=unit * edges,
-        )
+        unit = self.unit if isinstance(self.unit, float) else self.unit[..., 0, 0]
+        smoothness = (self.alpha / 2) * (W * self.counted(D)).sum((-1, -2))
+        return Terms(sum(squares) / 2, smoothness, -unit * self.beta * of(W).log(deg).sum(-1), unit * edges)
 
     def value(self, squares: Sequence[Array], D: Array, W: Array) -> Array:
         """Return J of each problem, (B,), from ``||M_i * (Psi - T_i)||_{Z_i}^2``, (B,) each, and (N, K, K)."""
@@ -198,12 +184,7 @@ class Problem:
         .. math:: \tfrac12 \textstyle\sum_i \|M_i * \Delta\|_{Z_i}^2 + \alpha \langle w, d(\Delta) \rangle
                   + \alpha \langle w^+ - w, d(\Psi^+) - d(\Psi) \rangle, \qquad \Delta = \Psi^+ - \Psi
 
-        Args:
-            squares: ``||M_i * Delta||_{Z_i}^2``, (B,) each.
-            W: the old graph.
-            change: w+ - w.
-            D_step: d(Delta).
-            D_change: d(Psi+) - d(Psi).
+        from ``||M_i * Delta||_{Z_i}^2``, (B,) each, w, ``w+ - w``, ``d(Delta)`` and ``d(Psi+) - d(Psi)``.
         """
         of_graphs = (self.alpha / 2) * (W * D_step + change * D_change).sum((-1, -2))
         return sum(squares) / 2 + per_problem(of_graphs, len(squares[0]))
@@ -211,20 +192,68 @@ class Problem:
     def stationarity(self, gradient: Array, parts: Array, D: Array, W: Array) -> Stationarity:
         """Return how far (Psi, W) is from a stationary point of J.
 
-        Args:
-            gradient: squared norm of the gradient by Psi, (B,).
-            parts: sum of the norms of what it is the sum of, (B,).
-            D: (N, K, K).
-            W: (N, K, K).
+        `gradient` is the squared norm of the gradient by Psi, `parts` the sum of the norms of its parts, (B,) each.
         """
-        xp, problems = of(W), len(parts)
-        inverse = self.beta / W.sum(-1)
-        gain = inverse[..., :, None] + inverse[..., None, :]
-        cost = self.costs(D) + self.ridge * W
+        xp, by_problem = of(W), (len(parts), -1)
+        gain, cost = pairs(self.beta / W.sum(-1)), self.costs(D) + self.ridge * W
         outside = set_diagonal((gain - cost) / (gain + cost), 0.0)
-        worst = xp.amax(xp.where(W > 0, 0 * W, positive_part(outside)).reshape(problems, -1), -1)
-        inside = (W * abs(cost - gain)).reshape(problems, -1).sum(-1) / (W * (cost + gain)).reshape(problems, -1).sum(
-            -1
-        )
-        models = xp.where(parts > 0, gradient**0.5 / xp.where(parts > 0, parts, 1.0), 0 * parts)
-        return Stationarity(models, xp.maximum(worst, inside))
+        worst = xp.where(W > 0, 0.0, positive_part(outside)).reshape(by_problem)
+        unmet, terms = ((W * part).reshape(by_problem).sum(-1) for part in (abs(cost - gain), cost + gain))
+        models = xp.where(parts > 0, gradient**0.5 / xp.where(parts > 0, parts, 1.0), 0.0)
+        return Stationarity(models, xp.maximum(xp.amax(worst, -1), unmet / terms))
+
+
+def objective(
+    Psi: Tensor, W: Tensor, received: Tensor, weights: Tensor, mask: Tensor | None,
+    alpha: float, beta: float, gamma: float, mu: float,
+) -> Tensor:  # fmt: skip
+    r"""Return J, (...,) float64: the sum of `objective_terms`, which see."""
+    total: Tensor = objective_terms(Psi, W, received, weights, mask, alpha, beta, gamma, mu).total
+    return total
+
+
+def objective_terms(
+    Psi: Tensor, W: Tensor, received: Tensor, weights: Tensor, mask: Tensor | None,
+    alpha: float, beta: float, gamma: float, mu: float,
+) -> Terms:  # fmt: skip
+    r"""Return the four terms of J.
+
+    The fidelity is literally :math:`\frac\mu2 \sum_{kj} z_k (M_{kj} \psi_{kj} - x_{kj})^2`: what `received` holds where
+    the mask is False counts, as in the paper, where it is noise that no Psi can change. The solvers leave it out, so
+    their traces agree with this function where `received` is zero at the gaps.
+
+    `Psi` and `received` are (..., K, d); `W` (..., K, K) symmetric, non-negative, with zero diagonal: a client without
+    edges makes the barrier infinite; `weights`, the diagonal of Z, (K,) or (..., K), as they are (not normalised here);
+    `mask` (..., K, d) bool, or None where everything arrived. The constants are those of `Problem`.
+
+    Raises:
+        ValueError: an argument of the wrong type or shape, with its name.
+    """
+    check_models("Psi", Psi, W=W, received=received, weights=weights, mask=mask)
+    squares = _residual(Psi, received, mask).square().sum(-1) * weights.to(Psi.device, torch.float64)
+    return Problem(alpha, beta, gamma, mu).terms([mu * squares.sum(-1)], pairwise_sq_distances(Psi), W.double())
+
+
+def gradient_signals(
+    Psi: Tensor, W: Tensor, received: Tensor, weights: Tensor, mask: Tensor | None, alpha: float, mu: float
+) -> Tensor:
+    r"""Return :math:`\partial J / \partial \Psi = \mu M * (Z (M * \Psi - X_r)) + 2 \alpha L \Psi`: (..., K, d)."""
+    away, z = _residual(Psi, received, mask), mu * weights.to(Psi.device, torch.float64)[..., None]
+    away = away if mask is None else away * mask
+    # L does not see what all rows share, whose digits would drown the differences.
+    apart = Psi.double() - Psi.double().mean(-2, keepdim=True)
+    gradient: Tensor = Problem.gradient_models(apart, Problem(alpha).operator(W.double()), [z], [away])
+    return gradient
+
+
+def gradient_graph(Psi: Tensor, W: Tensor, alpha: float, beta: float, gamma: float) -> Tensor:
+    r"""Return :math:`\partial J / \partial w_{mn} = \alpha d_{mn}(\Psi) - \beta (1/\deg_m + 1/\deg_n) + \gamma`.
+
+    The derivative by an *edge* (both of its entries in W together): (..., K, K) float64, zero diagonal.
+    """
+    gradient: Tensor = Problem(alpha, beta, gamma).gradient_graph(pairwise_sq_distances(Psi), W.double())
+    return gradient
+
+
+def _residual(Psi: Tensor, received: Tensor, mask: Tensor | None) -> Tensor:
+    return (Psi.double() if mask is None else torch.where(mask, Psi.double(), 0)) - received.double()
