@@ -7,36 +7,46 @@ import math
 from collections.abc import Iterable
 
 _OTHERS_SAY = {  # what it is called here: what others call it; a hint is given where the former is known
-    "local.lr": "learning_rate eta step_size lrate",
-    "local.batch_size": "batch bs batchsize",
-    "local.epochs": "local_epochs num_epochs local_steps",
-    "local.optimizer": "optimizer optimiser optim",
-    "local.weight_decay": "weight_decay wd l2 decay",
-    "local.schedule": "schedule scheduler lr_schedule lr_scheduler",
+    "local.lr": "learning_rate local_learning_rate client_lr eta step_size lrate",
+    "local.batch_size": "batch bs batchsize local_bs local_batch_size",
+    "local.epochs": "local_epochs num_epochs local_ep local_steps num_local_iterations",
+    "local.optimizer": "optimizer optimiser optim client_optimizer",
+    "local.weight_decay": "weight_decay wd l2 decay reg",
+    "local.schedule": "schedule scheduler lr_schedule lr_scheduler learning_rate_decay lr_decay",
+    "local.schedule_factor": "learning_rate_decay_gamma lr_decay_gamma",
     "local.clip_norm": "clip grad_clip gradient_clipping max_norm",
     "local.proximal_mu": "mu prox_mu fedprox_mu",
     "data.name": "dataset data_set",
-    "data.root": "data_dir data_root data_path",
-    "data.kappa": "dirichlet dirichlet_alpha concentration",
+    "data.root": "data_dir datadir data_root data_path data_cache_dir",
+    "data.kappa": "dirichlet dirichlet_alpha partition_alpha concentration",
+    "data.partition": "partitioner partition_method split",
+    "data.classes_per_client": "skew_class class_per_client num_shards shards_per_client",
     "data.test_share": "test_size val_share test_split",
-    "model.name": "network net arch architecture",
-    "aggregator.name": "method algorithm strategy aggregation",
-    "rounds": "num_rounds communication_rounds global_epochs",
-    "clients": "num_clients n_clients",
-    "participation": "client_fraction sample_rate fraction_fit",
-    "seed": "random_seed random_state",
+    "model.name": "network net arch architecture backbone",
+    "aggregator.name": "method algorithm strategy aggregation federated_optimizer",
+    "name": "goal run_name experiment exp_name log_file_name",
+    "rounds": "num_rounds communication_rounds global_epochs global_rounds comm_round num_server_rounds",
+    "clients": "num_clients n_clients n_parties num_users num_supernodes num_partitions client_num_in_total",
+    "participation": "client_fraction sample_rate sample_fraction fraction_fit fraction_train join_ratio frac "
+    "client_num_per_round",
+    "seed": "random_seed random_state init_seed",
     "channel.noise": "noise_level noise_std snr",
     "channel.missing_rate": "missing drop_rate loss_rate packet_loss",
-    "runtime.devices": "gpus num_gpus n_gpus",
-    "runtime.accelerator": "device",
+    "runtime.devices": "gpu gpus num_gpus n_gpus device_id gpu_id",
+    "runtime.accelerator": "device use_gpu using_gpu",
     "runtime.precision": "dtype amp",
-    "output_dir": "output out out_dir save_dir",
+    "output_dir": "output out out_dir save_dir save_folder_name logdir",
     "checkpoint.every": "save_every",
-    "evaluation.every": "eval_every",
+    "evaluation.every": "eval_every eval_gap frequency_of_the_test",
     "logging.project": "wandb_project",
     "fedavg": "fed_avg mean average",
     "jgesr": "proposed ours pdca joint",
     "cifar10": "cifar",
+    "shards": "pat noniid_skew",
+    "dirichlet": "dir noniid noniid_labeldir hetero lda",
+    "iid": "homo",
+    "lenet": "simplecnn",
+    "fedavg_cnn": "cnn",
     "accuracy/received": "received accuracy acc",
     "accuracy/trained": "trained",
 }
@@ -52,7 +62,7 @@ def nearest(word: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
         cutoff: how alike the two must look, from 0, not at all, to 1, where only the case of letters may differ.
     """
     known = list(known)
-    meant = SYNONYMS.get(word.lower())
+    meant = SYNONYMS.get(word.lower().replace("-", "_"))
     matches = [meant] if meant in known else []
     if not matches:
         spelt = {name.lower(): name for name in reversed(known)}

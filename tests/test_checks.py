@@ -4,8 +4,9 @@ import math
 
 import pytest
 
+from jgesr_lightning import names
 from jgesr_lightning.checks import SYNONYMS, flag, nearest, number, one_of, whole
-from jgesr_lightning.config import KEYS
+from jgesr_lightning.config import KEYS, ConfigError, load_config
 
 
 @pytest.mark.parametrize(
@@ -26,10 +27,64 @@ def test_the_word_that_was_meant(word, known, meant):
 
 
 def test_synonyms_lead_to_what_there_is():
-    words = {"fedavg", "jgesr", "cifar10", "accuracy/received", "accuracy/trained"}
-    words |= {"local.optimizer", "local.weight_decay", "local.schedule", "local.clip_norm"}
+    words = {"accuracy/received", "accuracy/trained"}.union(*names.BUILTIN.values())
     assert set(SYNONYMS.values()) - set(KEYS) - words == set()
     assert not set(SYNONYMS) & {key for key in KEYS if "." not in key}  # a word that is a key means itself
+
+
+@pytest.mark.parametrize(
+    ("setting", "ours"),
+    [
+        # PFLlib, system/main.py
+        ("global_rounds=5", "rounds"),
+        ("num_clients=5", "clients"),
+        ("join_ratio=0.5", "participation"),
+        ("local_epochs=1", "local.epochs"),
+        ("batch_size=10", "local.batch_size"),
+        ("local_learning_rate=0.1", "local.lr"),
+        ("learning_rate_decay=true", "local.schedule"),
+        ("learning_rate_decay_gamma=0.9", "local.schedule_factor"),
+        ("dataset=MNIST", "data.name"),
+        ("algorithm=FedAvg", "aggregator.name"),
+        ("goal=test", "name"),
+        ("device=cuda", "runtime.accelerator"),
+        ("device_id=0", "runtime.devices"),
+        ("eval_gap=1", "evaluation.every"),
+        ("save_folder_name=items", "output_dir"),
+        ("momentum=0.1", "local.momentum"),
+        # pFedGraph, pytorch/*/config.py
+        ("gpu=1", "runtime.devices"),
+        ("n_parties=10", "clients"),
+        ("comm_round=50", "rounds"),
+        ("epochs=10", "local.epochs"),
+        ("num_local_iterations=400", "local.epochs"),
+        ("init_seed=0", "seed"),
+        ("datadir=data", "data.root"),
+        ("partition=noniid-skew", "data.partition"),
+        ("skew_class=2", "data.classes_per_client"),
+        ("reg=1e-5", "local.weight_decay"),
+        ("sample_fraction=1.0", "participation"),
+        ("lam=0.01", "aggregator.lam"),
+        ("data.partition=noniid-skew", "shards"),
+        # Flower, its templates' [tool.flwr.app.config] and strategies
+        ("num-server-rounds=3", "rounds"),
+        ("fraction-fit=0.5", "participation"),
+        ("fraction-train=0.5", "participation"),
+        ("local-epochs=1", "local.epochs"),
+        ("learning-rate=0.1", "local.lr"),
+        ("batch-size=32", "local.batch_size"),
+        ("lr=0.1", "local.lr"),
+        ("options.num-supernodes=10", "clients"),
+        ("proximal-mu=0.1", "local.proximal_mu"),
+        ("strategy=FedAvg", "aggregator.name"),
+        ("model.name=CNN", "fedavg_cnn"),
+        ("aggregator.name=FedAvg", "fedavg"),
+    ],
+)
+def test_words_of_other_packages_lead_to_ours(setting, ours):
+    with pytest.raises(ConfigError) as caught:
+        load_config("mnist_s01", [setting])
+    assert f"(did you mean {ours!r}?)" in str(caught.value)
 
 
 @pytest.mark.parametrize(
