@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -229,13 +231,24 @@ def client_module(config: Config, net: nn.Module, aggregator: Aggregator) -> Cli
     )
 
 
-def make_deterministic() -> None:
-    """Let the libraries take the algorithms that repeat their bits."""
+@contextlib.contextmanager
+def deterministic(wanted: bool) -> Iterator[None]:
+    """Let the libraries take the algorithms that repeat their bits, where wanted, and leave them as they were after."""
+    if not wanted:
+        yield
+        return
+    filling, cudnn = torch.utils.deterministic, torch.backends.cudnn
+    before = torch.get_deterministic_debug_mode(), filling.fill_uninitialized_memory, cudnn.benchmark  # type: ignore[attr-defined]
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
     # filling fresh memory guards against reading it uninitialised, which nothing here does; it costs a pass a tensor
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    torch.backends.cudnn.benchmark = False
+    filling.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(before[0])
+        filling.fill_uninitialized_memory, cudnn.benchmark = before[1:]  # type: ignore[attr-defined]
 
 
 def client_terms(config: Config) -> tuple[Regulariser, ...]:

@@ -151,10 +151,8 @@ def _run(
     launch: Launch,
 ) -> Result:
     """Launch the processes, build the parts, and run."""
-    if config.deterministic:
-        build.make_deterministic()
     watchers = build.watchers(config, folder, data, start)
-    with StopRequest() as stop:
+    with build.deterministic(config.deterministic), StopRequest() as stop:
         agreed: Opening | None = None
         failure = ""
         try:

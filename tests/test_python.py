@@ -28,7 +28,10 @@ def test_overrides_may_be_one_text():
 def test_a_result_leads_to_what_the_run_found(tmp_path):
     from jgesr_lightning import run
 
+    states = (torch.get_deterministic_debug_mode, lambda: torch.utils.deterministic.fill_uninitialized_memory)
+    before = [state() for state in states]
     result = run(load_config("mnist_quick", f"{SETTINGS} runtime.devices=1 output_dir={tmp_path}"))
+    assert [state() for state in states] == before  # what the run needs of the libraries is its own
     assert isinstance(result.metrics, pd.DataFrame)
     assert result.metrics["round"].tolist() == [0, 1, 2]
     assert len(result.clients) == 3 * 4

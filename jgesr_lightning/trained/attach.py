@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +26,9 @@ from jgesr_lightning.layout import ParameterLayout
 from jgesr_lightning.paths import user_path
 from jgesr_lightning.runtime import checkpoint
 from jgesr_lightning.runtime.files import say, write_atomically, write_text
-from jgesr_lightning.trained.export import destination
+from jgesr_lightning.trained.export import destination, portable
 from jgesr_lightning.trained.joining import edge_weights, joined_model
-from jgesr_lightning.trained.samples import Samples, labelled
+from jgesr_lightning.trained.samples import Samples, add_options, labelled
 from jgesr_lightning.trained.scoring import accuracy
 from jgesr_lightning.trained.source import CARD, ClientModel, Trained, network, open_trained
 from jgesr_lightning.training import ClientData, build_engine
@@ -169,13 +170,7 @@ def main(arguments: Sequence[str]) -> int:
         "attach runs/mnist_s01 --data new_client.npz",
     )
     parser.add_argument("run", metavar="RUN", help="folder of a run")
-    parser.add_argument(
-        "--data",
-        metavar="PATH",
-        required=True,
-        help="folder of class folders of images, .pt or .npz with x and y, or .csv",
-    )
-    parser.add_argument("--label", default="label", help="name of the column of labels of a .csv file")
+    add_options(parser)
     parser.add_argument("--rounds", type=int, default=1, help="how often it trains its local epochs (default: 1)")
     parser.add_argument("--out", metavar="FOLDER", help="where its model goes (default: RUN/attached/NAME OF THE DATA)")
     given = parser.parse_args(list(arguments))
@@ -184,6 +179,7 @@ def main(arguments: Sequence[str]) -> int:
     about = trained.card["network"]
     samples = labelled(path, tuple(about["input_shape"]), tuple(trained.card["classes"]), given.label)
     folder = destination(given.out, trained.place / "attached" / path.stem)
+    _refuse_another(folder, path)
     result = attach(trained, samples, given.rounds)
     _write(folder, trained, result, path)
     say(f"a new client of {result.sizes[0]} training and {result.sizes[1]} test samples; accuracy on the latter:")
@@ -200,15 +196,25 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _refuse_another(folder: Path, path: Path) -> None:
+    """Raise ConfigError where a folder holds a client of other data; the same one's is replaced."""
+    try:
+        former = json.loads((folder / CARD).read_text(encoding="utf-8"))["attached"]["data"]
+    except (OSError, ValueError, LookupError, TypeError):  # none is there, or nothing that could be lost
+        return
+    if former != os.path.abspath(path):
+        raise ConfigError(f"{folder} holds the client of {former}; name another folder with --out")
+
+
 def _write(folder: Path, trained: Trained, result: Attached, path: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     content = save({name: tensor.clone() for name, tensor in result.state_dict.items()}, metadata={"format": "pt"})
     write_atomically(folder / MODEL, lambda file: file.write(content))
     card: dict[str, Any] = {
-        **trained.card,
+        **portable(trained.card, folder),
         "clients": [{"client": 0, "name": path.stem, "accuracy": {}, "files": {"trained": {"file": MODEL}}}],
         "attached": {
-            "data": str(path),
+            "data": os.path.abspath(path),
             "samples": list(result.sizes),
             "accuracy": result.accuracies,
             "edges": None if result.edges is None else result.edges.tolist(),

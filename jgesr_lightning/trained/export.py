@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -51,9 +52,20 @@ def export(trained: Trained, folder: Path, kinds: Sequence[str], *, one_file: bo
             written.append(_write(folder / entry["files"][kind]["file"], tensors))
         if one_file:
             written.append(_write(folder / f"{kind}.safetensors", together))
-    card: dict[str, Any] = {**trained.card, "clients": clients}
+    card = {**portable(trained.card, folder), "clients": clients}
     write_text(folder / CARD, json.dumps(card, indent=1))
     return [*written, folder / CARD]
+
+
+def portable(card: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return a card for a folder of its own: the file of one's own network is copied there, and named from there."""
+    place, _, attribute = card["network"]["name"].rpartition(":")
+    if not place.endswith(".py"):
+        return card
+    source, copy = Path(place), folder / Path(place).name
+    if source.resolve() != copy.resolve():
+        shutil.copyfile(source, copy)
+    return {**card, "network": {**card["network"], "name": f"./{copy.name}:{attribute}"}}
 
 
 def _write(path: Path, tensors: dict[str, Tensor]) -> Path:

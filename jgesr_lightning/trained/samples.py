@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from jgesr_lightning.arguments import CommandParser
 from jgesr_lightning.config import ConfigError
 from jgesr_lightning.data import DataError
 from jgesr_lightning.data.folders import FORMATS
@@ -34,6 +35,19 @@ class Samples:
     inputs: Tensor
     labels: Tensor | None
     names: tuple[str, ...]
+
+
+def add_options(parser: CommandParser, otherwise: str = "") -> None:
+    """Let a command take new data with labels.
+
+    Args:
+        parser: of the command.
+        otherwise: what is taken where none are given; empty: they must be.
+    """
+    kinds = "folder of class folders of images, .pt or .npz with x and y, or .csv"
+    default = f" (default: {otherwise})" if otherwise else ""
+    parser.add_argument("--data", metavar="PATH", required=not otherwise, help=f"{kinds}{default}")
+    parser.add_argument("--label", default="label", help="name of the column of labels of a .csv file")
 
 
 def unlabelled(path: Path, shape: tuple[int, ...]) -> Samples:

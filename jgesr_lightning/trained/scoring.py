@@ -12,7 +12,7 @@ from torch import Tensor
 from jgesr_lightning.arguments import CommandParser
 from jgesr_lightning.config import ConfigError
 from jgesr_lightning.paths import user_path
-from jgesr_lightning.trained.samples import labelled, unlabelled
+from jgesr_lightning.trained.samples import add_options, labelled, unlabelled
 from jgesr_lightning.trained.source import ClientModel, Trained, open_trained
 
 BATCH = 512
@@ -86,12 +86,7 @@ def evaluate_main(arguments: Sequence[str]) -> int:
         "Score every client's model, on new data or on the client's own test samples; prints a table.",
         "evaluate runs/mnist_s01 --data new/",
     )
-    parser.add_argument(
-        "--data",
-        metavar="PATH",
-        help="folder of class folders of images, .pt or .npz with x and y, or .csv (default: each client's own tests)",
-    )
-    parser.add_argument("--label", default="label", help="name of the column of labels of a .csv file")
+    add_options(parser, otherwise="each client's own tests")
     given = parser.parse_args(list(arguments))
     trained = open_trained(given.run)
     kind = trained.best_kind(given.what)

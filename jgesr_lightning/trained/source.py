@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from jgesr_lightning import names
 from jgesr_lightning.checks import number, one_of, whole
 from jgesr_lightning.config import Config, ConfigError
 from jgesr_lightning.layout import ParameterLayout
@@ -251,12 +252,12 @@ def _of_run(place: Path) -> Trained:
 def _card(place: Path, config: Config, found: checkpoint.Found, data: dict[str, Any], dtype: str) -> dict[str, Any]:
     records = found.shared["records"]
     last = records[-1]
-    names = data.get("clients") or []
+    called = data.get("clients") or []
     clients: list[dict[str, Any]] = []
     for k in range(found.shared["num_clients"]):
         accuracies = {kind: last["clients"].get(f"accuracy/{kind}", [None] * (k + 1))[k] for kind in KINDS}
         samples, tests = (data[key][k] for key in ("sizes", "test_sizes"))
-        name = names[k] if names else str(k)
+        name = called[k] if called else str(k)
         clients.append({"client": k, "name": name, "samples": samples, "tests": tests, "accuracy": accuracies})
     return {
         "schema": SCHEMA,
@@ -279,8 +280,8 @@ def _card(place: Path, config: Config, found: checkpoint.Found, data: dict[str, 
         "clients": clients,
         "run": {
             "name": place.name,
-            "method": config.aggregator.name,
-            "dataset": config.data.name,
+            "method": names.label(config.aggregator.name),
+            "dataset": names.label(config.data.name),
             "noise": config.channel.noise,
             "missing_rate": config.channel.missing_rate,
             "seed": config.seed,
@@ -322,6 +323,7 @@ def _exported(place: Path) -> Trained:
         if card["schema"] != SCHEMA:
             raise ConfigError(f"{place / CARD} has schema {card['schema']}; this program reads {SCHEMA}")
         _check_card(card)
+        card["network"]["name"] = names.resolve(card["network"]["name"], place)  # a file beside the card
         files = {
             (k, kind): (str(about["file"]), str(about.get("prefix", "")))
             for k, entry in enumerate(card["clients"])

@@ -81,3 +81,18 @@ def test_launchers_variables_are_nothing_to_a_new_client(result, monkeypatch):
             "trained",
             "joined",
         }
+
+
+def test_a_client_of_other_data_is_not_replaced(result, tmp_path, capsys):
+    x, y = newcomer()
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        torch.save({"x": x, "y": y}, tmp_path / folder / "late.pt")
+    call = ["attach", str(result.folder), "--out", str(tmp_path / "out"), "--data"]
+    for _ in range(2):  # the same one again
+        assert main([*call, str(tmp_path / "a" / "late.pt")]) == 0
+    content = (tmp_path / "out" / "model.safetensors").read_bytes()
+    capsys.readouterr()
+    assert main([*call, str(tmp_path / "b" / "late.pt")]) == 2
+    assert f"{tmp_path}/out holds the client of {tmp_path}/a/late.pt; name another" in capsys.readouterr().err
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == content

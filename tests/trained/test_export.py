@@ -9,12 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from jgesr_lightning import load_client
+from jgesr_lightning import load_client, load_config, run
 from jgesr_lightning.cli import main
 from jgesr_lightning.config import ConfigError
 from jgesr_lightning.models import build_model, shape_arguments
 from jgesr_lightning.trained import open_trained
 from jgesr_lightning.trained.scoring import own_accuracies
+from tests.trained.conftest import SETTINGS
 
 
 def last_accuracies(result, kind):
@@ -181,3 +182,21 @@ def test_a_damaged_file_is_named(result, tmp_path):
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ConfigError, match="trained_client_001"):
         load_client(tmp_path, 1, "trained")
+
+
+def test_a_network_of_ones_own_goes_along(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\n"
+        "def net(c, size, classes): return nn.Sequential(nn.Flatten(), nn.Linear(c * size * size, classes))\n"
+    )
+    done = run(load_config("mnist_quick", f"{SETTINGS} model.name={tmp_path}/mine.py:net output_dir={tmp_path}"))
+    (tmp_path / "out").mkdir()
+    assert main(["export", str(done.folder), "--out", str(tmp_path / "out")]) == 0
+    x = torch.randint(0, 256, (3, *open_trained(done.folder).card["network"]["input_shape"]), dtype=torch.uint8)
+    expected = load_client(done.folder, 1)(x)
+    (tmp_path / "mine.py").unlink()
+    shutil.move(tmp_path / "out", tmp_path / "elsewhere")
+    monkeypatch.chdir("/")
+    text = (tmp_path / "elsewhere" / "card.json").read_text()
+    assert json.loads(text)["network"]["name"] == "./mine.py:net" and str(tmp_path) not in text
+    assert torch.equal(load_client(tmp_path / "elsewhere", 1)(x), expected)
