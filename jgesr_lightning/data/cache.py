@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import errno
 import hashlib
 import json
 import logging
 import os
 import re
-import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 
 from jgesr_lightning.data.dataset import RawDataset
 from jgesr_lightning.names import label
@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 FORMAT = 2  # raise it when decoding changes: older files are then remade
 WAIT_SECONDS = 600.0
+WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)  # file systems that know none
 TENSORS = ("train_inputs", "train_labels", "test_inputs", "test_labels", "mean", "std")
 OPTIONAL = ("train_clients", "test_clients")
 
@@ -135,34 +136,24 @@ def locked(path: Path, seconds: float = WAIT_SECONDS) -> Iterator[bool]:
 
     The lock goes with the process that holds it, however that ends; its file stays.
     """
+    lock = FileLock(path, mode=0o666, fallback_to_soft=False, preserve_lock_file=True)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-    except OSError:
-        yield False
-        return
-    try:
-        yield _acquire(handle, path, seconds)
-    finally:
-        os.close(handle)
-
-
-def _acquire(handle: int, path: Path, seconds: float) -> bool:
-    deadline, told = time.monotonic() + seconds, False
-    while True:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                log.warning("%s is still locked after %g s", path, seconds)
-                return False
-        except OSError:  # this file system knows no locks; renaming is still atomic
-            return True
-        if not told:
+            lock.acquire(timeout=0)
+        except Timeout:
             log.warning("Waiting for another process (lock %s)", path)
-            told = True
-        time.sleep(0.05)
+            lock.acquire(timeout=seconds)
+    except Timeout:
+        log.warning("%s is still locked after %g s", path, seconds)
+        yield False
+    except OSError as error:
+        yield error.errno in WITHOUT_LOCKS  # there renaming is still atomic
+    else:
+        try:
+            yield True
+        finally:
+            lock.release()
 
 
 def _made(folder: Path) -> bool:
