@@ -8,10 +8,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from jgesr_lightning.aggregators.base import Aggregate, Upload, complete
+from jgesr_lightning.aggregators.base import Aggregate, Upload, column_slices, complete
 from jgesr_lightning.aggregators.geometry import sq_distances
 from jgesr_lightning.aggregators.learned_graph import LearnedGraph, edges
-from jgesr_lightning.graph import filter_signals, learn_graph
+from jgesr_lightning.graph import filter_signals, gradient_signals, learn_graph
+from jgesr_lightning.graph.problem import Problem, Stationarity
+from jgesr_lightning.graph.prox import QUIET
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -34,15 +36,37 @@ class GraphFilter(LearnedGraph):
         """Return the filtered models and the learnt graph."""
         constants = self.posed(upload, 0.0)
         models = upload.received if upload.mask is None else complete(upload)
-        aim = self.aimed(upload)
-        counted = self._freed(sq_distances(models, upload.reduce), self.noise(upload)) if aim is None else aim[0]
+        aim, distances = self.aimed(upload), sq_distances(models, upload.reduce)
+        counted = self._freed(distances, self.noise(upload)) if aim is None else aim[0]
         graph = learn_graph(counted, constants.alpha, constants.beta, constants.gamma, neighbours=constants.neighbours)
         z = self.weights(upload)
         smooth = filter_signals(models, graph, z, constants.alpha, constants.mu, mask=upload.mask, start=models)
         if upload.mask is not None:
             smooth = torch.where(upload.mask.any(0), smooth, models)
+        problem = self.posed(upload, (distances - counted)[None].numpy())
+        left = self._stationarity(problem, distances, models, smooth, graph, upload)
         info = {"edges": edges(graph), "fidelity": self.fidelity}
+        info |= {f"stationarity_{block}": float(failure[0]) for block, failure in left._asdict().items()}
         return self.with_own(Aggregate(smooth, graph, info), upload, graph[None], None)
+
+    def _stationarity(
+        self, problem: Problem, distances: Tensor, models: Tensor, smooth: Tensor, graph: Tensor, upload: Upload
+    ) -> Stationarity:
+        """Return how far the filtered models and their graph are from a stationary point of J."""
+        z, squares = self.weights(upload), torch.zeros(3, dtype=torch.float64, device=models.device)
+        graph_there = graph.to(models.device)
+        for columns in column_slices(smooth):
+            psi, received = smooth[:, columns], models[:, columns]
+            mask = None if upload.mask is None else upload.mask[:, columns]
+            received = received if mask is None else torch.where(mask, received, 0)
+            for i, (weights, alpha) in enumerate(((z, problem.alpha), (z, 0.0), (0 * z, problem.alpha))):
+                gradient = gradient_signals(psi, graph_there, received, weights, mask, alpha, problem.mu)
+                squares[i] += gradient.square().sum()
+        whole, *parts = upload.reduce(squares).cpu().numpy()[:, None]
+        D = sq_distances(smooth, upload.reduce)
+        with QUIET():
+            scaled = problem.scaled_to(distances[None].numpy())
+            return scaled.stationarity(whole, sum(part**0.5 for part in parts), D[None].numpy(), graph[None].numpy())
 
     @staticmethod
     def _freed(distances: Tensor, noise: Tensor | float | None) -> Tensor:

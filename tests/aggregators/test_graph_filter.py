@@ -52,6 +52,18 @@ def test_missing_entries_carry_no_fidelity():
         torch.testing.assert_close(out.models[:, j], expected)
 
 
+@pytest.mark.parametrize("missing", [False, True])
+@pytest.mark.parametrize("settings", [{}, {"neighbours": 2}, {"noise_correction": "estimated"}])
+def test_how_far_it_is_from_stationary_is_what_two_step_says_of_the_same_models(settings, missing):
+    received, weights = some_round(8)
+    mask = torch.rand(received.shape, generator=torch.Generator().manual_seed(1)) > 0.2 if missing else None
+    info = build_aggregator("graph_filter", **settings)(received, weights, mask=mask).info
+    once = build_aggregator("two_step", max_iter=1, eps=0.0, **settings)(received, weights, mask=mask).info
+    assert info["stationarity_graph"] == pytest.approx(once["stationarity_graph"], rel=1e-6)
+    assert 1e-4 < info["stationarity_graph"] < 1
+    assert max(info["stationarity_models"], once["stationarity_models"]) < 1e-10  # filtered last
+
+
 def test_one_client_has_no_graph():
     with pytest.raises(ValueError, match="graph_filter needs at least 2 clients"):
         build_aggregator("graph_filter")(torch.zeros(1, 3), torch.ones(1))

@@ -6,6 +6,7 @@ import torch
 from jgesr_lightning.aggregators import build_aggregator
 from jgesr_lightning.client import ClientModule
 from jgesr_lightning.graph import gradient_signals, learn_graph, pairwise_sq_distances, prox_log_degree
+from jgesr_lightning.graph.problem import Problem
 from tests.aggregators.sharding import run_sharded
 
 NAMES = ("jgesr", "two_step", "graph_filter")
@@ -115,6 +116,29 @@ def test_estimated_noise_is_the_least_distance(name):
     D = (D - D[~torch.eye(12, dtype=torch.bool)].min()).clamp_min(0)
     out = build_aggregator(name, noise_correction="estimated", **once)(received, weights)
     torch.testing.assert_close(out.graph, learn_graph(D, 0.05, 1.0, 1.0), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_estimated_noise_of_noisy_copies_is_that_which_was_added_and_leaves_their_groups(name):
+    """Four groups of three equal models each, noise of one deviation: 2 sigma^2 d of every distance is noise."""
+    size, sigma, draw = 20_000, 0.05, torch.Generator().manual_seed(0)
+    group = torch.arange(12) % 4
+    clean = 0.1 * torch.randn(4, size, dtype=torch.float64, generator=draw)[group]
+    received = clean + sigma * torch.randn(12, size, dtype=torch.float64, generator=draw)
+    D = pairwise_sq_distances(received)
+    estimate = Problem(noise=None).scaled_to(D[None].numpy()).noise
+    assert estimate == pytest.approx(2 * sigma**2 * size, rel=0.1)
+    settings = {"alpha": 0.2, "noise_correction": "estimated"}
+    if name == "jgesr":
+        settings |= {"step": "backtracking", "max_iter": 300}
+    weights = torch.ones(12, dtype=torch.float64)
+    graph = build_aggregator(name, **settings)(received, weights).graph
+    within = group[:, None] == group
+    assert float(graph[~within].sum()) < 1e-6 * float(graph.sum())
+    truth = learn_graph(pairwise_sq_distances(clean), 0.2, 1.0, 1.0)
+    plain = build_aggregator(name, **(settings | {"noise_correction": "none"}))(received, weights).graph
+    error, uncorrected = ((found - truth).sum(1).abs().max() for found in (graph, plain))
+    assert float(error) < 0.5 * float(uncorrected)
 
 
 def test_known_without_deviations_and_none_are_the_same():
