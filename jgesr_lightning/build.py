@@ -127,7 +127,7 @@ def start(config: Config, data: FederatedDataModule, device_type: str) -> Start:
 def watchers(config: Config, folder: Path, data: FederatedDataModule, begin: Start) -> Watchers:
     """Return the callbacks of a run whose files go to `folder`."""
     table = partition_table(data.classes, data.class_counts, data.sizes.tolist(), data.test_sizes.tolist())
-    files = ResultFiles(folder, _facts(config, folder, data, begin.noise_std), config.logging.csv, table)
+    files = ResultFiles(folder, _facts(config, folder, data, begin.noise_std), config.logging.csv, table, config.metric)
     wandb_log = WandbLog(
         folder=folder,
         labels=wandb_labels(config, folder),

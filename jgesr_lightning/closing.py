@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jgesr_lightning.arguments import invocation
-from jgesr_lightning.records import RoundRecord, remarks
+from jgesr_lightning.records import RoundRecord, best_of, remarks
 
 KINDS = ("received", "trained")
 
@@ -29,12 +29,11 @@ def closing_lines(
     if measured:
         kinds = sorted(KINDS, key=lambda kind: not metric.startswith(f"accuracy/{kind}"))
         lines += _accuracies(measured[-1], kinds)
-        values = {record.round: float(record.metrics[metric]) for record in measured if metric in record.metrics}
-        if finished and values:
-            best = max(values, key=lambda number: values[number])
+        best = best_of(records, metric)
+        if finished and best is not None:
             word = metric.removeprefix("accuracy/").replace("_", " ")
-            value = f"{word} {100 * values[best]:.2f} %"
-            lines.append(f"  best for orientation, chosen on the test set: round {best}, {value}")
+            value = f"{word} {100 * best.metrics[metric]:.2f} %"
+            lines.append(f"  best for orientation, chosen on the test set: round {best.round}, {value}")
     lines += [f"note: {remark['text']}" for remark in remarks(records)]
     lines.append(f"results: {folder}")
     call, place = invocation(), shlex.quote(str(folder))

@@ -33,6 +33,12 @@ class RoundRecord:
         return asdict(self)
 
 
+def best_of(records: Sequence[RoundRecord], metric: str) -> RoundRecord | None:
+    """Return the first round, after training began, with the greatest value of an accuracy; None without any."""
+    measured = [record for record in records if record.round > 0 and metric in record.metrics]
+    return max(measured, key=lambda record: record.metrics[metric], default=None)
+
+
 def remarks(records: Sequence[RoundRecord]) -> list[dict[str, Any]]:
     """Return what a reader of a run's results must know, one entry a kind: its rounds, and a line of text.
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from jgesr_lightning.plan import RoundPlan
-from jgesr_lightning.records import RoundRecord, remarks
+from jgesr_lightning.records import RoundRecord, best_of, remarks
 from jgesr_lightning.runtime.files import write_atomically, write_text
 from jgesr_lightning.state import FederationState
 from jgesr_lightning.timing import Stopwatch
@@ -46,15 +46,22 @@ class ResultFiles:
         facts: what summary.json says of the run besides its outcome.
         write_csv: whether metrics.csv and clients.csv are written.
         partition: columns and rows of partition.csv; None: no such file.
+        metric: the accuracy by which the summary's best round is the best.
     """
 
     def __init__(
-        self, folder: Path, facts: Mapping[str, Any], write_csv: bool = True, partition: PartitionTable | None = None
+        self,
+        folder: Path,
+        facts: Mapping[str, Any],
+        write_csv: bool = True,
+        partition: PartitionTable | None = None,
+        metric: str = "accuracy/received",
     ) -> None:
         self.folder = folder
         self.facts = dict(facts)
         self.write_csv = write_csv
         self.partition = partition
+        self.metric = metric
         self._columns: dict[str, list[str]] = {}
         self._sizes: dict[str, int] = {}
         self._progress: tuple[int, FederationState] | None = None
@@ -136,7 +143,7 @@ class ResultFiles:
         records = [] if state is None else state.records
         measured = [r for r in records if "accuracy/received" in r.metrics and r.round > 0]
         last = measured[-1] if measured else (records[-1] if records else RoundRecord(0))
-        best = max(measured, key=lambda r: r.metrics["accuracy/received"], default=last)
+        best = best_of(records, self.metric) or last
         seconds: dict[str, float] = {}
         for record in records:
             for name, value in record.metrics.items():
@@ -154,8 +161,9 @@ class ResultFiles:
             "last": {"round": last.round, **last.metrics},
             "best": {
                 "round": best.round,
-                "accuracy/received": best.metrics.get("accuracy/received"),
-                "note": "chosen on the test set: for orientation, not a result",
+                "metric": self.metric,
+                **{name: best.metrics.get(name) for name in ("accuracy/received", self.metric)},
+                "note": f"chosen by {self.metric} on the test set: for orientation, not a result",
             },
             "clients": {name: values for name, values in last.clients.items() if name.startswith("accuracy/")},
             "aggregation": records[-1].info if records else {},

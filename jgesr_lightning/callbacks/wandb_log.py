@@ -17,7 +17,7 @@ from torch import Tensor
 from jgesr_lightning.callbacks import wandb_media as media
 from jgesr_lightning.callbacks.wandb_mode import resolve_mode
 from jgesr_lightning.paths import home, writable
-from jgesr_lightning.records import RoundRecord
+from jgesr_lightning.records import RoundRecord, best_of
 from jgesr_lightning.runtime.files import write_text
 from jgesr_lightning.wandb_names import Labels
 
@@ -272,9 +272,13 @@ class WandbLog:
         measured = [record for record in state.records if HEADLINE in record.metrics]
         if not measured:
             return
-        last, best = measured[-1], max(measured, key=lambda record: record.metrics[HEADLINE])
-        summary = {f"last/{name}": value for name, value in last.metrics.items() if not name.startswith("seconds/")}
-        summary |= {"last/round": last.round, "best/round": best.round, f"best/{HEADLINE}": best.metrics[HEADLINE]}
+        last, metric = measured[-1], str(self.config.get("metric") or HEADLINE)
+        best = best_of(state.records, metric) or last
+        summary: dict[str, Any] = {
+            f"last/{name}": value for name, value in last.metrics.items() if not name.startswith("seconds/")
+        }
+        summary |= {"last/round": last.round, "best/round": best.round, "best/metric": metric}
+        summary |= {f"best/{name}": best.metrics[name] for name in (HEADLINE, metric) if name in best.metrics}
         self._safely(lambda: self._run.summary.update(summary))
 
     def _keep(self, plan: RoundPlan, state: FederationState, models: Tensor) -> None:

@@ -85,12 +85,16 @@ def main_grid(table: Table) -> Grid:
 def paired_grid(table: Table) -> Grid:
     """Return the differences to the reference, each interval by itself and corrected for their number."""
     unit = "percentage points" if table.unit else "the metric's unit"
-    caption = (
-        f"{_method(table.reference)} subtracted from each method on equal seeds, in {unit}: mean difference with its "
-        "95 % confidence interval (Student's t) and the number of seeds, then the interval corrected for the number of "
-        "differences in the table (Holm); * marks intervals that leave out zero"
+    caption = f"{_method(table.reference)} subtracted from each method on equal seeds, in {unit}: mean difference with "
+    several = any(entry.pair is not None and entry.pair.half_width is not None for entry in table.entries.values())
+    caption += (
+        "its 95 % confidence interval (Student's t) and the number of seeds, then the interval corrected for the "
+        "number of differences in the table (Holm); * marks intervals that leave out zero"
+        if several
+        else "the number of seeds; one seed has no interval"
     )
-    groups = [(column_title(column), ["difference", "corrected"]) for column in table.columns]
+    headings = ["difference", "corrected"] if several else ["difference"]
+    groups = [(column_title(column), headings) for column in table.columns]
     rows = []
     for label in table.rows:
         if label == table.reference:
@@ -98,9 +102,9 @@ def paired_grid(table: Table) -> Grid:
         row = [Cell(label, kind="label")]
         for column in table.columns:
             entry = table.entries.get((label, column))
-            row += _pair(None if entry is None else entry.pair)
+            row += _pair(None if entry is None else entry.pair)[: len(headings)]
         rows.append(row)
-    return Grid(caption, groups, rows, [], "differences")
+    return Grid(caption, groups, rows, [], "differences", corner=f"method minus {_method(table.reference)}")
 
 
 def _method(label: str | None) -> str:
@@ -167,18 +171,26 @@ def grids(table: Table) -> list[Grid]:
     return [main_grid(table), *([paired_grid(table)] if table.has_pairs else [])]
 
 
-def markdown(table: Table) -> str:
-    """Return a table as Markdown."""
-    lines = [f"- {markdown_text(line)}" for line in table.protocol]
+def markdown(table: Table, said: set[str] | None = None) -> str:
+    """Return a table as Markdown.
+
+    Args:
+        table: the table.
+        said: lines and captions that stand above already, and are not said again; added to.
+    """
+    said = set() if said is None else said
+    lines = [f"- {markdown_text(line)}" for line in table.protocol if line not in said]
     for grid in grids(table):
-        lines += markdown_grid(grid)
-    return "\n".join(lines).rstrip("\n") + "\n"
+        lines += markdown_grid(grid, grid.caption not in said)
+        said.add(grid.caption)
+    said.update(table.protocol)
+    return "\n".join(lines).strip("\n") + "\n"
 
 
-def markdown_grid(grid: Grid) -> list[str]:
+def markdown_grid(grid: Grid, captioned: bool = True) -> list[str]:
     """Return the lines of one grid as Markdown, an empty one first: caption, table, footnotes."""
-    lines = ["", f"{markdown_text(grid.caption)}:", ""]
-    head = [grid.corner]
+    lines = ["", f"{markdown_text(grid.caption)}:", ""] if captioned else [""]
+    head = [markdown_text(grid.corner)]
     for title, headings in grid.groups:
         first = f"{title}{headings[0].removeprefix('measured')}" if headings[0] != "difference" else title
         head += [markdown_text(first), *headings[1:]] if title else [markdown_text(name) for name in headings]
@@ -279,8 +291,11 @@ def _number(value: float | None) -> str:
 
 
 def all_markdown(tables: Sequence[Table], notes: Sequence[str]) -> str:
-    """Return tables and the notes on runs as Markdown."""
-    text = "\n".join(markdown(table) for table in tables)
+    """Return tables and the notes on runs as Markdown; what holds for several tables is said at the first."""
+    said: set[str] = set()
+    several = len(tables) > 1
+    heads = [f"**Table {number}**\n\n" if several else "" for number in range(1, len(tables) + 1)]
+    text = "\n".join(f"{head}{markdown(table, said)}" for head, table in zip(heads, tables, strict=True))
     return text + ("\n" + "\n".join(f"- {markdown_text(note)}" for note in notes) + "\n" if notes else "")
 
 

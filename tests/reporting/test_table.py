@@ -11,7 +11,7 @@ from scipy import stats
 
 from jgesr_lightning.config import ConfigError
 from jgesr_lightning.reporting.paper import departures
-from jgesr_lightning.reporting.render import csv_text, latex, markdown
+from jgesr_lightning.reporting.render import all_markdown, csv_text, latex, markdown
 from jgesr_lightning.reporting.table import main
 from jgesr_lightning.reporting.tables import describe, protocol_text, tables_of
 from tests.reporting.synthetic import PAPERS, built, make_run
@@ -87,8 +87,21 @@ def test_one_seed_has_no_deviation_and_no_interval(tmp_path):
     (table,), _ = built([tmp_path])
     text = markdown(table)
     assert cells(text, "fedavg")[0][0] == "90.00 (1)"
-    assert cells(text, "fedavg")[1] == ["-5.00 (1)", "–"]  # noqa: RUF001
+    assert cells(text, "fedavg")[1] == ["-5.00 (1)"]
+    assert "one seed has no interval" in text
     assert "**" not in text  # one seed says nothing of chance
+
+
+def test_what_holds_for_several_tables_is_said_once(tmp_path):
+    for rounds in (2, 3):
+        for method in ("fedavg", "local"):
+            make_run(tmp_path, f"{method}_{rounds}", 0.9, method=method, rounds=rounds)
+    tables, collection = built([tmp_path])
+    text = all_markdown(tables, collection.notes)
+    assert text.count("Dirichlet kappa 0.05") == text.count("mean over seeds:") == text.count("subtracted from") == 1
+    assert [text.count(f"differs from the others in rounds={rounds}") for rounds in (2, 3)] == [1, 1]
+    assert text.index("**Table 1**") < text.index("subtracted from") < text.index("**Table 2**")
+    assert len(cells(text, "method minus local")) == 2
 
 
 def test_missing_cells_and_rows_in_the_papers_order(tmp_path):
