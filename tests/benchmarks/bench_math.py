@@ -1,10 +1,10 @@
 """Timings of the mathematics, as ratios within one run: the prox, the solver in both forms, memory, growth.
 
 Run from the root of the repository: ``python -m tests.benchmarks.bench_math [--quick]`` or ``make bench``. Prints one
-Markdown table; every row says what is compared with what. With a CUDA device the rows that touch d are measured there
-as well, beside the time their bytes take at the card's bandwidth (as measured by a copy). One thread unless
-OMP_NUM_THREADS says otherwise, and then processor time, not time on the clock: else ratios measure how busy the machine
-is.
+Markdown table; every row says what is compared with what, and both were timed in this run. The clock is this
+process's processor time, all its threads together, so that a busy machine changes ratios little; one thread unless
+OMP_NUM_THREADS says otherwise. With a CUDA device the rows that touch d are measured there as well, beside the time
+their bytes take at the card's bandwidth (as measured by a copy), and by the clock on the wall, which alone sees it.
 """
 
 from __future__ import annotations
@@ -39,30 +39,27 @@ CLIENTS, SIZE = 20, 582_026
 
 def median(run: Callable[[], object], device: torch.device, repeats: int) -> float:
     """Return the median seconds of `run`, after one run that is not counted."""
-    times = []
+    return in_turn(device, repeats, run)[0]
+
+
+def in_turn(device: torch.device, repeats: int, *runs: Callable[[], object], times: int = 1) -> list[float]:
+    """Return the median seconds of each of `runs`, in turn, `times` of each at once; the first do not count."""
+    seen: list[list[float]] = [[] for _ in runs]
     for _ in range(repeats + 1):
-        begin = clock(device)
-        run()
-        times.append(clock(device) - begin)
-    return statistics.median(times[1:])
+        for run, taken in zip(runs, seen, strict=True):
+            begin = clock(device)
+            for _ in range(times):
+                run()
+            taken.append((clock(device) - begin) / times)
+    return [statistics.median(taken[1:]) for taken in seen]
 
 
 def clock(device: torch.device) -> float:
-    """Return seconds: of this process's processor time where it has one thread, else on the clock."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    own = device.type == "cpu" and torch.get_num_threads() == 1
-    return time.process_time() if own else time.perf_counter()
-
-
-def median_of_ten(run: Callable[[], object], repeats: int) -> float:
-    """Return the median seconds of `run` on the CPU where that is so short that the clock would be seen."""
-
-    def ten() -> None:
-        for _ in range(10):
-            run()
-
-    return median(ten, torch.device("cpu"), repeats) / 10
+    """Return seconds of this process's processor time; of a card's, on the wall."""
+    if device.type == "cpu":
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def row(what: str, compared: str, measured: float, floor: float, demand: str) -> None:
@@ -103,36 +100,72 @@ def bench_prox(quick: bool) -> None:
     def anew() -> None:
         cvxpy.Problem(cvxpy.Minimize(cost)).solve(solver="CLARABEL")
 
-    kept = median(lambda: problem.solve(solver="CLARABEL"), cpu, 3 if quick else 11)
-    theirs = median(anew, cpu, 3 if quick else 11)
     ready = theta_of(CLIENTS)
     given = torch.from_numpy(ready[0])
-    ours = median_of_ten(lambda: prox(ready, 1.0, 1.0, 1.0), 50)
-    wrapped = median_of_ten(lambda: prox_log_degree(given, 1.0, 1.0, 1.0), 50)
-    W, dual, *_ = prox(ready, 1.0, 1.0, 1.0)
-    near = ready * 1.001
-    warm = median_of_ten(lambda: prox(near, 1.0, 1.0, 1.0, dual), 50)
+    theirs, kept = in_turn(cpu, 3 if quick else 11, anew, lambda: problem.solve(solver="CLARABEL"))
+    ours, wrapped = in_turn(
+        cpu, 50, lambda: prox(ready, 1.0, 1.0, 1.0), lambda: prox_log_degree(given, 1.0, 1.0, 1.0), times=10
+    )
     many = np.concatenate([theta_of(CLIENTS, seed) for seed in range(64)])
     batch = median(lambda: prox(many, 1.0, 1.0, 1.0), cpu, 5 if quick else 20) / len(many)
     problem.solve(solver="CLARABEL")
+    W = prox(ready, 1.0, 1.0, 1.0).W
     gain = value(np.maximum(w.value, 0)) - value(W[0][rows, columns])
     print(f"| objective of cvxpy less ours, prox, K = {CLIENTS} | | | | {gain:.1e} | >= 0 |")
-    cvx = f"cvxpy (CLARABEL), prox, K = {CLIENTS}"
-    row(f"{cvx}, problem built anew", "ours from afar", theirs, ours, ">= 100")
-    row(f"{cvx}, problem built anew", "the same from tensor to tensor, checks included", theirs, wrapped, "")
-    row(f"{cvx}, problem built anew", "ours from a neighbour's solution, as in the solver", theirs, warm, "")
-    row(f"{cvx}, problem built anew", "ours, one of a batch of 64", theirs, batch, "")
-    row(f"{cvx}, problem kept, new parameter", "ours from afar", kept, ours, "")
-    unit = ours
+    name = f"cvxpy (CLARABEL), prox, K = {CLIENTS}"
+    row(f"{name}, problem built anew", "ours from afar", theirs, ours, "")
+    row(f"{name}, problem kept, new parameter", "ours from afar", kept, ours, "")
+    row(f"{name}, problem built anew", "ours from tensor to tensor, checks included", theirs, wrapped, "")
+    row(f"{name}, problem built anew", "ours, one of a batch of 64", theirs, batch, "")
     for nodes in (CLIENTS, 100) if quick else (CLIENTS, 100, 500):
-        theta_k = theta_of(nodes)
-        _, dual, _, steps = prox(theta_k, 1.0, 1.0, 1.0)
-        cold = median_of_ten(lambda t=theta_k: prox(t, 1.0, 1.0, 1.0), 1 if nodes > 100 else 5)
-        row(f"prox from afar, K = {nodes}: {steps} Newton steps", f"K = {CLIENTS}", cold, unit, "")
-        near = theta_k * (1 + 1e-3)
-        _, _, _, steps = prox(near, 1.0, 1.0, 1.0, dual)
-        warm = median_of_ten(lambda t=near, d=dual: prox(t, 1.0, 1.0, 1.0, d), 1 if nodes > 100 else 5)
-        row(f"prox from a neighbour's solution, K = {nodes}: {steps} Newton steps", "from afar", warm, cold, "")
+        bench_prox_of(nodes, 20 if nodes == CLIENTS else 2, 3 if nodes > 100 else 20)
+
+
+def bench_prox_of(nodes: int, instances: int, repeats: int) -> None:
+    """From afar, and from a neighbour's solution as in the solver, beside Newton's method and nothing else."""
+    thetas = [theta_of(nodes, seed) for seed in range(instances)]
+    duals = [prox(theta, 1.0, 1.0, 1.0).dual for theta in thetas]
+    for what, scale, starts in (("afar", 1.0, [None] * instances), ("a neighbour's solution", 1.001, duals)):
+
+        def of_all(
+            solve: Callable[..., object], scale: float = scale, starts: list[np.ndarray | None] = starts
+        ) -> Callable[[], object]:
+            given = [scale * theta for theta in thetas]
+            return lambda: [solve(theta, start) for theta, start in zip(given, starts, strict=True)]
+
+        ours, plain = of_all(lambda theta, start: prox(theta, 1.0, 1.0, 1.0, start)), of_all(plain_newton)
+        for (W, *_), expected in zip(ours(), plain(), strict=True):  # type: ignore[call-overload]
+            np.testing.assert_allclose(W[0], expected, rtol=1e-9, atol=1e-11)
+        times = (taken / instances for taken in in_turn(torch.device("cpu"), repeats, ours, plain))
+        row(
+            f"prox from {what}, K = {nodes}, mean of {instances}",
+            "damped Newton in 20 lines",
+            *times,
+            "<= 0.5" if nodes == CLIENTS else "",
+        )
+
+
+def plain_newton(theta: np.ndarray, start: np.ndarray | None) -> np.ndarray:
+    """Return the prox at beta = gamma = rho = 1, (K, K), as a textbook would find it: what ours has to be worth."""
+    t = theta[0] - 1.0
+    np.fill_diagonal(t, -np.inf)
+    y = np.ones(len(t)) if start is None else start[0]
+
+    def dual(y: np.ndarray) -> float:
+        return float(np.log(y).sum() - np.square(np.maximum(t + y[:, None] + y, 0)).sum() / 4)
+
+    for _ in range(100):
+        v = np.maximum(t + y[:, None] + y, 0)
+        gradient = 1 / y - v.sum(1)
+        if np.abs(y * gradient).max() < 2e-14:
+            break
+        active = (v > 0).astype(float)
+        step = np.linalg.solve(np.diag(1 / y**2 + active.sum(1)) + active, gradient)
+        size = min(1.0, 0.9 / max(0.9, float((-step / y).max())))
+        while size > 1e-6 and dual(y + size * step) < dual(y) + 1e-4 * size * gradient @ step - 1e-13 * abs(dual(y)):
+            size /= 2
+        y = y + size * step
+    return v
 
 
 def bench_complete(clients: int, size: int, device: torch.device, repeats: int, name: str) -> None:
@@ -220,6 +253,23 @@ def bench_masked(clients: int, size: int, device: torch.device, repeats: int, na
     row(f"{name}, d-space: the two products of a step alone, from the cache", against, arithmetic, floor, "")
 
 
+def bench_many_masked(clients: int, size: int, repeats: int) -> None:
+    """Nearly every column has gaps of its own: a step beside the two products that no step can do without."""
+    received, weights = federation(clients, size, torch.device("cpu"))
+    mask = torch.rand(received.shape, generator=torch.Generator().manual_seed(1)) > 0.1
+    models = Models(Problem().pulled(received, weights, mask))
+    models.start()
+    S, one = 0.01 * (clients * np.eye(clients) - 1)[None], np.ones((1, 1, 1))
+    dense, out = torch.from_numpy(S[0]).float(), torch.empty_like(received)
+
+    def products() -> None:
+        torch.mm(dense, received, out=out)
+        torch.mm(out, out.T)
+
+    step, floor = in_turn(torch.device("cpu"), repeats, lambda: models.propose(S, one), products)
+    row(f"K = {clients}, d = {size:.0e}, 10% missing: one step", "S X and X X', two matrix products", step, floor, "")
+
+
 def bandwidth_row(name: str, matrix: torch.Tensor, measured: float, matrices: float) -> None:
     copy = torch.empty_like(matrix)
     per_matrix = median(lambda: copy.copy_(matrix), matrix.device, 20) / 2
@@ -272,6 +322,7 @@ def main() -> None:
     bench_prox(quick)
     bench_complete(CLIENTS, size, cpu, repeats, "jgesr")
     bench_masked(CLIENTS, size, cpu, repeats, "jgesr")
+    bench_many_masked(100, 50_000, 3 if quick else 7)
     bench_memory(CLIENTS, size)
     for clients in (100,) if quick else (100, 500):
         bench_complete(clients, 50_000, cpu, 1 if clients > 100 else 3, f"K = {clients}, d = 5e4")
