@@ -1,14 +1,19 @@
-"""One rule for the paths that users give: ``~`` and ``~name`` at their start stand for a home folder, or are refused.
+"""What paths stand for, and what may be done there.
 
-A path whose home folder nobody knows must not be taken literally: that would make a folder named ``~``.
+One rule for the paths that users give: ``~`` and ``~name`` at their start stand for a home folder, or are refused. A
+path whose home folder nobody knows must not be taken literally: that would make a folder named ``~``.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import pwd
 from argparse import ArgumentTypeError
 from pathlib import Path
+
+WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
+"""What file systems answer that have no locks."""
 
 
 class PathError(ValueError, ArgumentTypeError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import logging
@@ -20,13 +19,12 @@ from filelock import FileLock, Timeout
 
 from jgesr_lightning.data.dataset import RawDataset
 from jgesr_lightning.names import label
-from jgesr_lightning.paths import cache_home, writable
+from jgesr_lightning.paths import WITHOUT_LOCKS, cache_home, writable
 
 log = logging.getLogger(__name__)
 
 FORMAT = 2  # raise it when decoding changes: older files are then remade
 WAIT_SECONDS = 600.0
-WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)  # file systems that know none
 TENSORS = ("train_inputs", "train_labels", "test_inputs", "test_labels", "mean", "std")
 OPTIONAL = ("train_clients", "test_clients")
 

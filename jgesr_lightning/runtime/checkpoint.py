@@ -223,7 +223,14 @@ def _remove(folder: Path) -> None:
         folder.rmdir()
 
 
+def _check_kind(path: Path) -> None:
+    """Raise CheckpointError where `path` is something else than a file: a pipe would be waited for without end."""
+    if path.exists() and not path.is_file():
+        raise CheckpointError(f"{path} is no file; remove {path.parent} and start anew without resume")
+
+
 def _read(path: Path, known: dict[str, str] | None) -> dict[str, Any]:
+    _check_kind(path)
     try:
         digests.check_digest(path, known)
         with warnings.catch_warnings():
@@ -245,6 +252,7 @@ def _read(path: Path, known: dict[str, str] | None) -> dict[str, Any]:
 
 
 def _digests(folder: Path) -> dict[str, str] | None:
+    _check_kind(folder / digests.NAME)
     try:
         return digests.read_digests(folder)
     except (digests.DigestError, OSError) as error:

@@ -15,6 +15,8 @@ from typing import IO, Any
 
 from filelock import FileLock, Timeout
 
+from jgesr_lightning.paths import WITHOUT_LOCKS
+
 logger = logging.getLogger(__name__)
 
 
@@ -86,9 +88,6 @@ def say(line: str) -> None:
 
 HOLDER = "process "
 """How the line in a lock file begins that says who holds it."""
-
-WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
-"""What file systems answer that have no locks."""
 
 
 class InUseError(RuntimeError):

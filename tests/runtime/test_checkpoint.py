@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 
 import pytest
@@ -182,6 +183,14 @@ def test_what_only_looks_newer_hides_nothing(tmp_path, hiding):
     assert [reason.startswith(f"{place} holds no checkpoint") for reason in found.passed_over] in ([], [True])
     save(tmp_path, 2)
     assert find(tmp_path).folder.name == "round_00002"
+
+
+@pytest.mark.parametrize("name", ["models_00000.pt", "digests.json", "state.pt"])
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path, name):
+    good, folder = save(tmp_path, 1), save(tmp_path, 2)
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    assert find(tmp_path).folder == good
 
 
 def test_nothing_is_no_checkpoint(tmp_path):
