@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import time
 from collections import deque
@@ -13,12 +12,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from jgesr_lightning.config import to_dict
 from jgesr_lightning.runtime.files import InUseError, locked
 from jgesr_lightning.runtime.signals import StopRequest
-from jgesr_lightning.study.cells import Cell, copied
+from jgesr_lightning.study.beside import Summaries, copy_of_equal, seconds_of
+from jgesr_lightning.study.cells import Cell
+from jgesr_lightning.study.estimate import Estimate
 from jgesr_lightning.study.processes import Child, Place, Starter
-from jgesr_lightning.summary import DamagedSummaryError, read_summary
 from jgesr_lightning.timing import duration
 
 POLL_SECONDS = 0.05
@@ -77,6 +76,8 @@ class _Runner:
         self.waiting = deque(enumerate(cells, 1))
         self.running: list[_Running] = []
         self.starts: list[float] = []  # what a cell took beyond its rounds: imports, data, files
+        self.summaries = Summaries()
+        self.estimate = Estimate()
 
     def run(self) -> Outcome:
         with StopRequest() as stop:
@@ -93,6 +94,10 @@ class _Runner:
                     os.killpg(one.child.pid, signal.SIGKILL)  # with the processes that it started for its other devices
                 raise
             self.outcome.stopped_by = stop.received
+        elsewhere = set(self.outcome.elsewhere)  # of these many have ended meanwhile
+        done = [cell.name for cell in self.cells if cell.name in elsewhere and cell.is_finished()]
+        self.outcome.finished += done
+        self.outcome.elsewhere = [name for name in self.outcome.elsewhere if name not in done]
         return self.outcome
 
     def _begin(self, place: int, cell: Cell) -> None:
@@ -133,7 +138,7 @@ class _Runner:
         """Return why there is nothing to run, or an empty string."""
         if cell.is_finished():
             return "finished before"
-        source = _copy_of_equal(cell)
+        source = copy_of_equal(cell, self.summaries)
         return f"copied from {source}" if source else ""
 
     def _look_after(self, one: _Running, stop: StopRequest) -> None:
@@ -148,7 +153,7 @@ class _Runner:
         cell, head, seconds = one.cell, one.head, time.monotonic() - one.start
         if status == 0 and cell.is_finished():
             self.outcome.finished.append(cell.name)
-            self.starts.append(max(0.0, seconds - seconds_of(cell)))
+            self.starts.append(max(0.0, seconds - seconds_of(cell.summary())))
             left = self._seconds_left()
             more = f"; about {duration(left)} left" if left else ""
             self.say(f"{head}: {result(cell)}, {duration(seconds)}{more}")
@@ -160,16 +165,16 @@ class _Runner:
             self.say(f"{head}: failed, {reason}")
 
     def _seconds_left(self) -> float:
-        """Return the estimated time for the cells to come, from what finished ones on the same data took."""
-        taken: dict[str, list[float]] = {}
+        """Return the estimated time for the cells that run and those to come, from what finished ones took."""
+        done = {cell.name: self.summaries.finished(cell.folder) for cell in self.cells}
         for cell in self.cells:
-            if cell.summary().get("status") == "finished":
-                taken.setdefault(cell.config.data.name, []).append(seconds_of(cell))
-        every = [seconds for values in taken.values() for seconds in values]
-        coming = [cell for _, cell in self.waiting if cell.summary().get("status") != "finished"]
-        alike = [taken.get(cell.config.data.name, every) for cell in coming]
-        start = sum(self.starts) / len(self.starts)
-        return sum(start + sum(values) / len(values) for values in alike) / self.workers
+            if (summary := done[cell.name]) is not None:
+                self.estimate.note(cell, summary["seconds"])
+        start, now = sum(self.starts) / len(self.starts), time.monotonic()
+        of = self.estimate.of
+        running = [max(0.0, start + of(one.cell) - (now - one.start)) for one in self.running]
+        coming = [start + of(cell) for _, cell in self.waiting if done[cell.name] is None]
+        return (sum(running) + sum(coming)) / self.workers
 
 
 def result(cell: Cell) -> str:
@@ -193,13 +198,6 @@ def state(cell: Cell) -> str:
     return f"{summary.get('status')} after round {summary.get('rounds_done')} of {summary.get('rounds')}"
 
 
-def seconds_of(cell: Cell) -> float:
-    """Return the seconds that a cell's rounds took."""
-    found = cell.summary().get("seconds", {})
-    total = found.get("total") if isinstance(found, dict) else None
-    return float(total) if isinstance(total, (int, float)) else 0.0
-
-
 def log_of(cell: Cell) -> Path:
     """Return the file that takes a cell's output."""
     return cell.folder.parent / "logs" / f"{cell.name}.log"
@@ -219,26 +217,3 @@ def _reason(path: Path) -> str:
     text = path.read_text(errors="replace") if path.is_file() else ""
     lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no output"]
     return next((line for line in reversed(lines) if line.startswith("error:")), lines[-1])
-
-
-def _copy_of_equal(cell: Cell) -> Path | None:
-    """Copy the cell from a study beside this one that has finished it; return that folder, or None without one.
-
-    All settings have to be equal, but for names, what W&B is told, and the choice of devices. A checkpoint stays
-    behind.
-    """
-    if cell.folder.exists():
-        return None
-    wanted = copied(to_dict(cell.config))
-    for path in sorted(cell.folder.parent.parent.glob("*/*/summary.json")):
-        try:
-            summary = read_summary(path.parent)
-        except DamagedSummaryError:
-            continue
-        if summary.get("status") == "finished" and copied(summary["config"]) == wanted:
-            unfinished = cell.folder.with_name(f".{cell.name}")
-            shutil.rmtree(unfinished, ignore_errors=True)
-            shutil.copytree(path.parent, unfinished, ignore=shutil.ignore_patterns("checkpoint", "wandb*", "figures"))
-            unfinished.rename(cell.folder)
-            return path.parent
-    return None

@@ -11,10 +11,12 @@ import time
 import pytest
 
 from jgesr_lightning.cli import main
+from jgesr_lightning.config import to_dict
 from jgesr_lightning.runtime.files import InUseError, locked
 from jgesr_lightning.study import load_study
+from jgesr_lightning.study.estimate import Estimate
 from jgesr_lightning.study.processes import programs
-from jgesr_lightning.study.runner import run_cells
+from jgesr_lightning.study.runner import run_cells, state
 from tests.study.studies import BASE, ROOT, TWO, cells_of, fake, quiet, write_study
 
 
@@ -88,6 +90,50 @@ def test_a_cell_that_another_process_runs_is_left_to_it(tmp_path):
     assert outcome.elsewhere == [cells[0].name]
     assert outcome.finished == [cells[1].name]
     assert run_cells(cells, fake(), quiet).finished == [cell.name for cell in cells]
+
+
+def test_a_cell_that_another_process_has_finished_meanwhile_counts(tmp_path):
+    cells = cells_of(tmp_path, TWO)
+    lock = locked(cells[0].folder.parent / ".locks" / cells[0].name)
+    lock.__enter__()
+
+    def start(cell, place):
+        fake()(cells[0], place)  # what the other process does
+        lock.__exit__(None, None, None)
+        return fake(seconds=1)(cell, place)
+
+    outcome = run_cells(cells, start, quiet)
+    assert outcome.finished == [cells[1].name, cells[0].name]
+    assert outcome.elsewhere == []
+
+
+def test_a_cell_of_a_process_that_died_is_taken_up(tmp_path):
+    cells = cells_of(tmp_path, TWO)
+    cells[0].folder.mkdir(parents=True)
+    left = {"status": "running", "rounds_done": 1, "rounds": 2, "last": {}, "config": to_dict(cells[0].config)}
+    (cells[0].folder / "summary.json").write_text(json.dumps(left))
+    assert state(cells[0]) == "running after round 1 of 2"
+    assert run_cells(cells, fake(), quiet).finished == [cell.name for cell in cells]
+    assert (tmp_path / "runs" / "tiny" / "order.txt").read_text().split() == [cell.name for cell in cells]
+
+
+def test_the_time_left_goes_by_kinds(tmp_path):
+    text = "methods: [local, cfl]\ndata: {synthetic: {}, mnist: {}}\ngrid: {data.fraction: [0.1, 1.0]}\nseeds: [0, 1]\n"
+    cells, known = cells_of(tmp_path, text), Estimate()
+    assert known.of(cells[0]) == 0
+
+    def cell(data, fraction, method, seed=1):
+        return next(c for c in cells if c.name == f"{data}_s0.1_{method}_{fraction}_seed{seed}")
+
+    known.note(cell("synthetic", 0.1, "local", 0), 10)
+    assert known.of(cell("mnist", 1.0, "cfl")) == 10  # nothing nearer is known
+    known.note(cell("synthetic", 1.0, "cfl", 0), 200)
+    known.note(cell("synthetic", 0.1, "cfl", 0), 30)
+    known.note(cell("synthetic", 0.1, "cfl", 0), 30)
+    assert known.of(cell("synthetic", 0.1, "local")) == 10
+    assert known.of(cell("synthetic", 0.1, "cfl")) == 30
+    assert known.of(cell("synthetic", 1.0, "local")) == 200  # the same data before the same method
+    assert known.of(cell("mnist", 1.0, "cfl")) == pytest.approx(80)
 
 
 def test_several_workers_run_each_cell_once(tmp_path):

@@ -1,0 +1,69 @@
+"""What the studies beside one have finished: summaries, read again only where their file has changed."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from jgesr_lightning.config import to_dict
+from jgesr_lightning.study.cells import Cell, copied
+from jgesr_lightning.summary import FILE, DamagedSummaryError, read_summary
+
+
+class Summaries:
+    """Summaries of finished runs, by folder; a study asks for hundreds of them each time that a cell ends."""
+
+    def __init__(self) -> None:
+        self._known: dict[Path, tuple[int, dict[str, Any] | None]] = {}
+
+    def finished(self, folder: Path) -> dict[str, Any] | None:
+        """Return what is used of a finished run's summary, None where it has not finished: its seconds, and `copied`.
+
+        Only these are kept: whole summaries of a large study would fill the memory.
+        """
+        try:
+            changed = (folder / FILE).stat().st_mtime_ns
+        except OSError:
+            return None
+        known = self._known.get(folder)
+        if known is None or known[0] != changed:
+            known = self._known[folder] = (changed, _used(folder))
+        return known[1]
+
+
+def copy_of_equal(cell: Cell, summaries: Summaries) -> Path | None:
+    """Copy the cell from a study beside this one that has finished it; return that folder, or None without one.
+
+    All settings have to be equal, but for names, what W&B is told, and the choice of devices. A checkpoint stays
+    behind.
+    """
+    if cell.folder.exists():
+        return None
+    wanted = copied(to_dict(cell.config))
+    for path in sorted(cell.folder.parent.parent.glob(f"*/*/{FILE}")):
+        found = None if path.parent.parent == cell.folder.parent else summaries.finished(path.parent)
+        if found is not None and found["copied"] == wanted:
+            unfinished = cell.folder.with_name(f".{cell.name}")
+            shutil.rmtree(unfinished, ignore_errors=True)
+            shutil.copytree(path.parent, unfinished, ignore=shutil.ignore_patterns("checkpoint", "wandb*", "figures"))
+            unfinished.rename(cell.folder)
+            return path.parent
+    return None
+
+
+def seconds_of(summary: dict[str, Any]) -> float:
+    """Return the seconds that a run's rounds took."""
+    found = summary.get("seconds", {})
+    total = found.get("total") if isinstance(found, dict) else None
+    return float(total) if isinstance(total, (int, float)) else 0.0
+
+
+def _used(folder: Path) -> dict[str, Any] | None:
+    try:
+        summary = read_summary(folder)
+    except DamagedSummaryError:
+        return None
+    if summary.get("status") != "finished":
+        return None
+    return {"seconds": seconds_of(summary), "copied": copied(summary["config"])}
