@@ -37,7 +37,7 @@ class GraphFilter(LearnedGraph):
         constants = self.posed(upload, 0.0)
         models = upload.received if upload.mask is None else complete(upload)
         aim, distances = self.aimed(upload), sq_distances(models, upload.reduce)
-        counted = self._freed(distances, self.noise(upload)) if aim is None else aim[0]
+        counted = self._freed(distances, self.noise(upload)) if aim is None else aim.distances[0]
         graph = learn_graph(counted, constants.alpha, constants.beta, constants.gamma, neighbours=constants.neighbours)
         z = self.weights(upload)
         smooth = filter_signals(models, graph, z, constants.alpha, constants.mu, mask=upload.mask, start=models)

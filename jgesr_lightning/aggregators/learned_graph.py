@@ -6,7 +6,7 @@ import itertools
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from jgesr_lightning.aggregators.local import OWNS
 from jgesr_lightning.checks import number, one_of, whole
 from jgesr_lightning.graph import distances_from_gram
 from jgesr_lightning.graph.arrays import enter
+from jgesr_lightning.graph.gram import work_dtype
 from jgesr_lightning.graph.problem import Problem
 from jgesr_lightning.regularisers import Regulariser
 from jgesr_lightning.solvers import PDCA, Alternating, Models, Solution
@@ -35,6 +36,18 @@ INITS = ("received", "previous")
 SCOPES = ("model", "layer")
 STOPS = ("step", "stationarity")
 NOISE_CORRECTIONS = ("none", "known", "estimated")
+
+
+class Aim(NamedTuple):
+    """What a graph is learnt from at the start.
+
+    Attributes:
+        distances: (G, P, P) non-negative, zero diagonal.
+        plain: (G, P, P) Gram matrices of the models, where they were computed on the way.
+    """
+
+    distances: Tensor
+    plain: Tensor | None
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -134,8 +147,8 @@ class LearnedGraph(Aggregator):
             raise ValueError("the distances of former rounds must be (layers, clients, clients)")
         self.former = None if former is None else former.to("cpu", torch.float64)
 
-    def aimed(self, upload: Upload, layers: Sequence[int] | None = None) -> Tensor | None:
-        """Return the distances that the graph is learnt from at the start, (G, P, P); None: those of the models alone.
+    def aimed(self, upload: Upload, layers: Sequence[int] | None = None) -> Aim | None:
+        """Return the distances that the graph is learnt from at the start; None: those of the models as they are.
 
         Where they are remembered, this round's are from now on.
         """
@@ -146,7 +159,9 @@ class LearnedGraph(Aggregator):
         if by_snr and parts is None:
             raise ValueError("layer_weights is 'snr', which needs `layers`: the number of columns of each layer")
         found, shares = products(upload, self.distances, parts), noise_shares(upload, parts).cpu()
+        plain = found if self.distances == "models" else None
         if by_snr:
+            plain = None if plain is None else plain.sum(0, keepdim=True)
             weights = snr_weights(found, shares)
             found = (weights[:, None, None] * found).sum(0, keepdim=True)
             shares = (weights[:, None] * shares).sum(0, keepdim=True)
@@ -157,7 +172,7 @@ class LearnedGraph(Aggregator):
         everyone = torch.eye(aim.shape[-1], dtype=torch.bool)
         if self.noise_correction == "estimated":
             aim = aim - aim.masked_fill(everyone, torch.inf).amin((-1, -2), keepdim=True)
-        return aim.clamp_min(0).masked_fill(everyone, 0)
+        return Aim(aim.clamp_min(0).masked_fill(everyone, 0), plain)
 
     def posed(self, upload: Upload, noise: Any) -> Problem:
         """Return the problem of this round, in which nobody can have more neighbours than there are."""
@@ -183,16 +198,17 @@ class LearnedGraph(Aggregator):
         weights, shares = own_parts(self.problem.operator(graphs.cpu()), pulls)
         rest, models = torch.empty_like(out.models), torch.empty_like(out.models)
         ends = list(itertools.accumulate([rest.shape[1]] if layers is None else layers))
+        dtype = work_dtype(rest)
         for layer, (begin, end) in enumerate(itertools.pairwise([0, *ends])):
-            own, others = weights[layer, :, None].to(rest.device), shares[layer].to(rest.device)
+            own, others = weights[layer, :, None].to(rest.device, dtype), shares[layer].to(rest.device, dtype)
             for part in column_slices(rest[:, begin:end]):
                 columns = slice(begin + part.start, begin + part.stop)
-                mean = others @ out.models[:, columns].double()
-                rest[:, columns] = mean.to(rest.dtype)
-                arrived = mean + own * (upload.received[:, columns].double() - mean)
-                if upload.mask is not None:
-                    arrived = torch.where(upload.mask[:, columns], arrived, mean)
-                models[:, columns] = arrived.to(rest.dtype)
+                mean = others @ out.models[:, columns].to(dtype)
+                arrived = torch.lerp(mean, upload.received[:, columns].to(dtype), own)
+                rest[:, columns] = mean
+                models[:, columns] = (
+                    arrived if upload.mask is None else torch.where(upload.mask[:, columns], arrived, mean)
+                )
         info = {**out.info, "self_weight": float(weights.mean())}
         return replace(out, models=models, info=info, own=Own(weights, rest))
 
@@ -268,8 +284,8 @@ class JointlySolved(LearnedGraph):
         if aim is None:
             noise = self.noise(upload, layers)
         else:
-            excess = distances_from_gram(products(upload, "models", layers)) - aim
-            noise = excess.to(upload.received.device)
+            plain = products(upload, "models", layers) if aim.plain is None else aim.plain
+            noise = (distances_from_gram(plain) - aim.distances).to(upload.received.device)
         problem = self.posed(upload, enter(noise) if isinstance(noise, Tensor) else noise)
         models = Models(
             problem.pulled(upload.received, self.weights(upload), upload.mask),

@@ -212,14 +212,15 @@ def aims(build, count=3, **settings):
     method, found = build(**settings), []
     aimed = method.aimed
     method.aimed = lambda *arguments: found.append(aimed(*arguments)) or found[-1]
-    return method, found, [method(**each) for each in rounds_of(count)]
+    outs = [method(**each) for each in rounds_of(count)]
+    return [aim.distances for aim in found], outs
 
 
 @pytest.mark.parametrize("settings", CANDIDATES)
 def test_the_first_graph_is_that_of_the_distances_aimed_at(settings):
     once = {"max_iter": 1, "eps": 0.0}
-    _, found, outs = aims(lambda **given: build_aggregator("graph_filter", **given), **settings)
-    _, again, solved = aims(lambda **given: build_aggregator("two_step", **given, **once), **settings)
+    found, outs = aims(lambda **given: build_aggregator("graph_filter", **given), **settings)
+    again, solved = aims(lambda **given: build_aggregator("two_step", **given, **once), **settings)
     for aim, other, out, alternated in zip(found, again, outs, solved, strict=True):
         assert torch.equal(aim, other)
         there = out.graph.sum(1).nonzero().squeeze(1)
@@ -233,7 +234,7 @@ def test_the_first_graph_is_that_of_the_distances_aimed_at(settings):
 @pytest.mark.parametrize("scope", ["model", "layer"])
 def test_a_step_of_jgesr_is_the_prox_at_the_distances_aimed_at(scope):
     settings = {"distances": "updates", "memory": 0.5, "noise_correction": "known", "graph_scope": scope}
-    _, found, outs = aims(lambda **given: build_aggregator("jgesr", max_iter=1, **given), count=2, **settings)
+    found, outs = aims(lambda **given: build_aggregator("jgesr", max_iter=1, **given), count=2, **settings)
     for each, aim, out in zip(rounds_of(2), found, outs, strict=True):
         there = each["present"].nonzero().squeeze(1)
         filled = torch.where(each["mask"], each["received"], each["previous"])[there]
