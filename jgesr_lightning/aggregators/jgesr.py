@@ -51,4 +51,4 @@ class JGESR(JointlySolved):
 
     def solver(self) -> PDCA:
         """See `JointlySolved`."""
-        return PDCA(self.rho, self.eps, self.max_iter, self.step == "backtracking", self.accelerated, self.stop)
+        return PDCA(self.eps, self.max_iter, self.stop, self.rho, self.step == "backtracking", self.accelerated)

@@ -3,6 +3,6 @@
 from jgesr_lightning.solvers.alternating import Alternating
 from jgesr_lightning.solvers.models import Models
 from jgesr_lightning.solvers.pdca import PDCA
-from jgesr_lightning.solvers.state import Solution, State
+from jgesr_lightning.solvers.solver import Solution, State
 
 __all__ = ["PDCA", "Alternating", "Models", "Solution", "State"]

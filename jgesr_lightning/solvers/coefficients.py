@@ -15,22 +15,21 @@ entries missing and K = 20, 211 patterns hold 93 of 100 columns; those of rare p
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from jgesr_lightning.graph.arrays import Array, enter, leave, like, of, per_problem, repeated, solve
+from jgesr_lightning.graph.arrays import Array, enter, leave, like, per_problem, repeated
 from jgesr_lightning.graph.filtering import solve_columns
-from jgesr_lightning.graph.gram import chunks, fill_gaps, self_product, work_dtype
+from jgesr_lightning.graph.gram import chunks, fill_gaps, self_product
 from jgesr_lightning.graph.problem import Problem
-from jgesr_lightning.solvers.form import Reduce, Sums
+from jgesr_lightning.solvers.part import Part, Reduce, dtype_of
 
 
-@dataclass(frozen=True)
-class Patterns:
+class Patterns(NamedTuple):
     """Which columns have common patterns of gaps.
 
     Attributes:
@@ -64,15 +63,15 @@ def common_patterns(mask: Tensor, layers: Sequence[int], least: int) -> Patterns
     return Patterns(order, sizes.tolist(), layer_of[firsts].tolist(), rest, rest_layers)
 
 
-class Coefficients:
-    """A `Form`; arrays of coefficients are (P, K, rows of B), one block a pattern, or one a graph where all arrived.
+class Coefficients(Part):
+    """A `Part`: iterates are (P, K, rows of B), P blocks in all, each a pattern of gaps and layer.
 
     Args:
         problem: with pulls of shape (B, K, d); B is one where there are patterns.
         layers: number of columns of each layer, for one graph a layer; (d,) for one graph.
         start: Psi_0, (B, K, d), or None to start from the first pull's target.
         previous: (B, K, d) models that fill the gaps, or None; see `fill_gaps`.
-        patterns: which columns to hold, by pattern; None: all, which all arrived.
+        patterns: which columns to hold; None: all, which all arrived.
         reduce: sums over processes, where all arrived.
     """
 
@@ -81,166 +80,106 @@ class Coefficients:
         problem: Problem,
         layers: Sequence[int],
         start: Tensor | None,
-        previous: Tensor | None = None,
+        previous: Tensor | None,
         patterns: Patterns | None = None,
         reduce: Reduce | None = None,
     ) -> None:
-        first = problem.pulls[0].target
-        self._problem, self._patterns, self._reduce, self.reduced = problem, patterns, reduce, patterns is None
-        self._layers = layers if patterns is None else patterns.sizes
-        self._problems, self._clients = first.shape[:2]
-        self._dtype, self._out_dtype = work_dtype(first), first.dtype
-        self._sources = [pull.target for pull in problem.pulls] + ([] if start is None else [start])
-        self._first = 0 if start is None else len(problem.pulls)
-        full = torch.ones(self._problems * len(self._layers), self._clients, dtype=torch.float64, device=first.device)
-        masks = [full for _ in problem.pulls]
+        pulls, self._patterns = problem.pulls, patterns
+        self._sizes = layers if patterns is None else patterns.sizes
+        self._sources = [pull.target for pull in pulls] + ([] if start is None else [start])
+        self._dtype, leading = dtype_of(self._sources[0]), 0 if start is None else len(pulls)
+        self.weights = [enter(pull.weights[None, :, None]) for pull in pulls]
         if patterns is not None:
-            ends = list(itertools.accumulate(patterns.sizes))
-            begins = patterns.order[[end - size for end, size in zip(ends, patterns.sizes, strict=True)]]
-            masks = [full if p.mask is None else p.mask[0][:, begins].T.double() for p in problem.pulls]
-            older = None if previous is None or start is not None else previous[..., patterns.order]
+            # Gathered at once and kept: portions would fetch the same lines of memory again and again.
+            older = previous if start is None else start
+            older = None if older is None else older[..., patterns.order]
             self._sources = [source[..., patterns.order].to(self._dtype) for source in self._sources]
-            for pull, source, mask in zip(problem.pulls, self._sources, masks, strict=False):
-                for (begin, end), delivered in zip(itertools.pairwise([0, *ends]), mask > 0, strict=True):
-                    if not delivered.all():
-                        part, arrived = source[..., begin:end], delivered[:, None].expand(-1, end - begin)
-                        part.copy_(
-                            fill_gaps(part, arrived, pull.weights, None if older is None else older[..., begin:end])
-                        )
-            self._spans = [[p for p, at in enumerate(patterns.layers) if at == g] for g in range(len(layers))]
-        self._weights = [enter((pull.weights * m)[..., None]) for pull, m in zip(problem.pulls, masks, strict=True)]
-
-    def _parts(self, *, afresh: bool = False) -> Iterator[tuple[int, slice, Tensor]]:
-        """Yield (block, columns, rows of B less the shared row, and that row last)."""
-        rows = 2 * self._clients * (len(self._sources) + 1) * self._problems
-        for block, columns in chunks(self._layers, rows, self._shared.device):
-            shared = self._shared[..., columns]
-            if afresh:
-                leading = self._sources[self._first][..., columns].to(self._dtype)
-                torch.mean(leading, -2, keepdim=True, out=shared)
-            yield (
-                block,
-                columns,
-                torch.cat([*(s[..., columns].to(self._dtype) - shared for s in self._sources), shared], -2),
-            )
-
-    def begin(self) -> tuple[Tensor, Tensor, Tensor]:
-        """See `Form`."""
-        K, rows = self._clients, self._clients * len(self._sources)
-        leading = self._sources[self._first]
-        self._shared = torch.empty(self._problems, 1, leading.shape[-1], dtype=self._dtype, device=leading.device)
-        shape = (self._problems, len(self._layers), rows + 1, rows + 1)
-        full = torch.zeros(shape, dtype=torch.float64, device=leading.device)
-        for block, _, part in self._parts(afresh=True):
-            full[:, block] += self_product(part)
-        full = full.flatten(0, 1)
-        full = full if self._reduce is None or not self.reduced else self._reduce(full)
-        full = (full + full.mT) / 2
+            self._members = np.equal.outer(np.arange(len(layers)), patterns.layers).astype(float)
+            for i, (pull, source) in enumerate(zip(pulls, self._sources, strict=False)):
+                if pull.mask is not None:
+                    mask = pull.mask[..., patterns.order]
+                    begins = np.cumsum(patterns.sizes) - patterns.sizes
+                    self.weights[i] = self.weights[i] * enter(mask[0][:, begins].T[..., None].double())
+                    for _, c in self._chunks():
+                        known = None if older is None else older[..., c]
+                        source[..., c] = fill_gaps(source[..., c], mask[..., c], pull.weights, known)
+        first = self._sources[leading]
+        self._problems, K, size = first.shape
+        rows, device = K * len(self._sources), first.device
+        self._shared = torch.empty(self._problems, 1, size, dtype=self._dtype, device=device)
+        full = torch.zeros(self._problems, len(self._sizes), rows + 1, rows + 1, dtype=torch.float64, device=device)
+        for block, columns in self._chunks():
+            torch.mean(first[..., columns].to(self._dtype), -2, keepdim=True, out=self._shared[..., columns])
+            full[:, block] += self_product(self._rows(columns))
+        full = full if reduce is None else reduce(full)
+        full = ((full + full.mT) / 2).flatten(0, 1)
         self._gram = enter(full[:, :-1, :-1].contiguous())
-        selectors = enter(torch.eye(rows, dtype=torch.float64, device=full.device).view(-1, 1, K, rows))
-        self._targets = [selectors[i] for i in range(len(self._problem.pulls))]
-        self._target_grams = [target @ self._gram for target in self._targets]
+        selectors = enter(torch.eye(rows, dtype=torch.float64, device=device).view(-1, 1, K, rows))
+        self._targets = [selectors[i] for i in range(len(pulls))]
         self._centring = like(torch.eye(K) - 1 / K, selectors)
-        self._current = selectors[self._first] + 0 * self._gram[:, :K]
-        self._current_gram = self._current @ self._gram
-        self._before = self._current
-        start = [*range(self._first * K, (self._first + 1) * K), rows]
-        norms = full.diagonal(dim1=-2, dim2=-1)[:, :K] + 2 * full[:, :K, -1] + full[:, -1:, -1]
-        norms = (norms * (leave(self._weights[0])[..., 0] > 0)).reshape(self._problems, -1).sum(-1)
-        squares = self._squares(self._current, self._current_gram)
-        return self._by_graph(full[:, start][:, :, start]), leave(squares), norms[None]
+        self.psi = repeated(selectors[leading], len(full))
+        mine = [*range(leading * K, leading * K + K), rows]
+        norms = (full.diagonal(dim1=-2, dim2=-1) + 2 * full[..., -1])[:, :-1] + full[:, -1:, -1]
+        norms = norms[:, : K * len(pulls)].reshape(self._problems, -1).sum(-1)
+        self.first = self._by_graph(enter(full[:, mine][:, :, mine])), enter(norms)
 
-    def propose(self, S: Array, step: Array, momentum: Array | None, *, details: bool) -> Sums:
-        """See `Form`."""
-        base = self._current
-        if momentum is not None:
-            base = base + self._by_block(momentum) * (base - self._before)
-        away = [base - target for target in self._targets]
-        self._next = base - self._by_block(step) * self._problem.gradient_models(base, self._of(S), self._weights, away)
-        return self._sums(details)
+    def of_graph(self, matrices: Array) -> Array:
+        """See `Part`."""
+        return matrices if self._patterns is None or len(matrices) == 1 else matrices[self._patterns.layers]
 
-    def filter(self, S: Array) -> Sums:
-        """See `Form`."""
-        right = sum(weight * target for weight, target in zip(self._weights, self._targets, strict=True))
-        z = sum(self._weights)
-        if self._patterns is None:
-            self._next = solve(z * like(torch.eye(self._clients), S) + S, right)
-            return self._sums(details=False)
-        whole = torch.diag(torch.stack([pull.weights for pull in self._problem.pulls]).sum(0))
-        inverse = self._of(enter(torch.linalg.inv(leave(S) + whole)))
-        z, right = z + 0 * self._current, right + 0 * self._current
-        found = solve_columns(*(leave(part) for part in (self._of(S), inverse, z, right, self._current)))
-        self._next = enter(found)
-        return self._sums(details=False)
+    def of_problem(self, numbers: Array) -> Array:
+        """See `Part`."""
+        return numbers if self._problems == 1 else repeated(numbers, len(self._sizes))
 
-    def _sums(self, details: bool) -> Sums:
-        self._next_gram = self._next @ self._gram
-        step, step_gram = self._next - self._current, self._next_gram - self._current_gram
-        squares = self._squares(self._next, self._next_gram)
-        norm = per_problem((step * step_gram).sum((-1, -2)), self._problems)[None]
-        sums = Sums(squares, norm, self._products(self._next, self._next_gram))
-        if not details:
-            return sums
-        moved = _rows([self._norm(weight, step, step_gram) for weight in self._weights])
-        return sums._replace(step_squares=moved, step_gram=self._products(step, step_gram))
+    def away(self, psi: Array) -> list[Array]:
+        """See `Part`; masks are in the weights."""
+        return [psi - target for target in self._targets]
 
-    def accept(self, which: Array | None) -> None:
-        """See `Form`."""
-        if which is None:
-            self._before, self._current, self._current_gram = self._current, self._next, self._next_gram
-            return
-        where, chosen = of(self._gram).where, self._by_block(which[:, None, None])
-        self._before = where(chosen, self._current, self._before)
-        self._current = where(chosen, self._next, self._current)
-        self._current_gram = where(chosen, self._next_gram, self._current_gram)
+    def masks(self) -> list[Array]:
+        """See `Part`."""
+        return [1.0 for _ in self._targets]
 
-    def gradient(self, S: Array) -> Array:
-        """See `Form`."""
-        pulled = [w * (self._current - t) for w, t in zip(self._weights, self._targets, strict=True)]
-        parts = [self._of(S) @ self._current, *pulled]
-        each = [per_problem((p * (p @ self._gram)).sum((-1, -2)), self._problems) for p in (sum(parts), *parts)]
-        return _rows(each)
+    def solve(self, S: Array, inverse: Array) -> Array:
+        """See `Part`."""
+        z = sum(self.weights) + 0 * self.psi
+        right = sum(weight * target for weight, target in zip(self.weights, self._targets, strict=True)) + 0 * z
+        system = (self.of_graph(S), self.of_graph(inverse), z, right, self.psi)
+        return enter(solve_columns(*map(leave, system)))
 
-    def models(self, out: Tensor | None) -> Tensor:
-        """See `Form`; reads the data a second time."""
-        coefficients = leave(self._current)
+    def gram(self, psi: Array) -> Array:
+        """See `Part`; less the mean of the rows: differences, before any product."""
+        apart = self._centring @ psi
+        return self._by_graph(apart @ self._gram @ apart.swapaxes(-1, -2))
+
+    def squares(self, psi: Array, weights: Array | float = 1.0) -> Array:
+        """See `Part`."""
+        return per_problem((weights * (psi * (psi @ self._gram))).sum((-1, -2)), self._problems)
+
+    def models(self) -> Iterator[tuple[slice | Tensor, Tensor]]:
+        """See `Part`; reads the data a second time."""
         # The shared row goes last: small terms are summed first, and the result is rounded once.
-        padded = torch.cat([coefficients, torch.ones_like(coefficients[..., :1])], -1)
-        wide = self._dtype if padded.device.type == "cpu" else torch.float64  # elsewhere products may be TF32
-        blocks = padded.to(wide).view(self._problems, -1, *padded.shape[-2:])
-        shape = (self._problems, self._clients, self._shared.shape[-1])
-        mine = self._patterns is not None  # then the copies of what arrived make room for the result
-        result = self._sources[0] if mine else torch.empty(shape, dtype=self._out_dtype, device=padded.device)
-        for block, columns, part in self._parts():
-            result[..., columns] = blocks[:, block] @ part.to(wide)
-        if out is None or self._patterns is None:
-            return result.to(self._out_dtype)
-        return out.index_copy_(2, self._patterns.order, result.to(self._out_dtype))
+        padded = torch.nn.functional.pad(leave(self.psi), (0, 1), value=1.0).to(self._dtype)
+        blocks = padded.view(self._problems, -1, *padded.shape[-2:])
+        for block, c in self._chunks():
+            models = blocks[:, block] @ self._rows(c)
+            if self._patterns is None:
+                yield c, models
+            else:
+                self._sources[0][..., c] = models
+        if self._patterns is not None:
+            yield self._patterns.order, self._sources[0]
 
-    def _of(self, S: Array) -> Array:
-        return S if self._patterns is None or len(S) == 1 else S[self._patterns.layers]
+    def _chunks(self) -> Iterator[tuple[int, slice]]:
+        rows = 2 * sum(source.shape[:-1].numel() for source in self._sources)
+        return chunks(self._sizes, rows, self._sources[0].device)
 
-    def _by_block(self, numbers: Array) -> Array:
-        """Give each block what is its problem's, (B, 1, 1)."""
-        return numbers if self._problems == 1 else repeated(numbers, len(self._layers))
+    def _rows(self, columns: slice) -> Tensor:
+        """Return the rows of B less the shared row, and that row last."""
+        shared = self._shared[..., columns]
+        return torch.cat([*(source[..., columns].to(self._dtype) - shared for source in self._sources), shared], -2)
 
     def _by_graph(self, matrices: Array) -> Array:
         """Sum over the blocks of each graph, (P, ., .) to (N, ., .)."""
-        return matrices if self._patterns is None else of(matrices).stack([matrices[s].sum(0) for s in self._spans])
-
-    def _norm(self, weights: Array, coefficients: Array, coefficients_gram: Array) -> Array:
-        """Return ||M * (C B)||_Z^2 of each problem, (B,), given C G, too."""
-        return per_problem((weights * (coefficients * coefficients_gram)).sum((-1, -2)), self._problems)
-
-    def _squares(self, coefficients: Array, coefficients_gram: Array) -> Array:
-        away = zip(self._weights, self._targets, self._target_grams, strict=True)
-        return _rows([self._norm(w, coefficients - t, coefficients_gram - g) for w, t, g in away])
-
-    def _products(self, coefficients: Array, coefficients_gram: Array) -> Array:
-        """Return the Gram matrices of C B, (N, K, K), less the mean of its rows: differences, before any product."""
-        apart, apart_gram = self._centring @ coefficients, self._centring @ coefficients_gram
-        return self._by_graph(apart_gram @ apart.swapaxes(-1, -2))
-
-
-def _rows(rows: list[Array]) -> Array:
-    return rows[0][None] if len(rows) == 1 else of(rows[0]).stack(rows)
+        if self._patterns is not None:
+            return (self._members @ matrices.reshape(len(matrices), -1)).reshape(-1, *matrices.shape[1:])
+        return matrices

@@ -1,211 +1,107 @@
-"""The models as K x d columns: one fused pass over d a step.
+"""Models as they are, K x c: one pass over d a step.
 
-A step reads Psi, X_r and M once and writes the new Psi once, chunk by chunk, and takes from each chunk while it is in
-the cache the Gram matrix of the new Psi (for its distances), the length of the step and the fidelity. A refused or
-non-finite step leaves the last iterate untouched; there is nothing of size K x K x d, and the mask stays bool. Psi is
-held less one row r that all share: neither L nor the difference Psi - X_r sees it, and in float32 it would cost the
-digits of what the clients' models differ by.
+A step reads Psi and X_r once and writes the new Psi once, some columns at a time, and takes while they are in the cache
+the Gram matrix of the new Psi (for its distances), the length of the step and the fidelity; nothing is of size
+K x K x d. Psi is held less one row r that all share: neither L nor the difference Psi - X_r sees it, and in float32 it
+would cost the digits of what the clients' models differ by. X_r is held likewise, and is not a number where nothing
+arrived: operations with a mask of bools take eight times as long as others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import Any, TypeVar
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from jgesr_lightning.graph.arrays import Array, enter, hidden, leave
+from jgesr_lightning.graph.arrays import Array, enter, leave
 from jgesr_lightning.graph.filtering import solve_columns
-from jgesr_lightning.graph.gram import chunks, fill_gaps, self_product, work_dtype
+from jgesr_lightning.graph.gram import fill_gaps, self_product
 from jgesr_lightning.graph.problem import Problem
-from jgesr_lightning.solvers.form import Sums
+from jgesr_lightning.solvers.part import Part, dtype_of
 
-T = TypeVar("T", Tensor, None, Tensor | None)
+COPIES = 8  # of its columns, that a step keeps in the cache
 
 
-class Columns:
-    """A `Form`.
+class Columns(Part):
+    """A `Part`: columns of one layer, few enough for the cache; iterates are (B, K, c).
 
     Args:
         problem: with pulls of shape (B, K, d).
-        layers: number of columns of each layer, for one graph a layer; (d,) for one graph.
+        layer: which graph they have, of how many.
+        columns: which of all columns.
         start: Psi_0, (B, K, d), or None to start from the first pull's target.
         previous: (B, K, d) models that fill the gaps, or None; see `fill_gaps`.
-        places: which of all columns these are, to be copied; None: they are all.
     """
-
-    reduced = False
 
     def __init__(
         self,
         problem: Problem,
-        layers: Sequence[int],
+        layer: tuple[int, int],
+        columns: slice | Tensor,
         start: Tensor | None,
-        previous: Tensor | None = None,
-        places: Tensor | None = None,
+        previous: Tensor | None,
     ) -> None:
-        self._problem, self._layers, self._places = problem, layers, places
-        self._start, self._previous = _some(start, places), _some(previous, places)
-        self._pulls = [replace(p, target=_some(p.target, places), mask=_some(p.mask, places)) for p in problem.pulls]
-        first = self._pulls[0].target
-        self._problems, self._clients, size = first.shape
-        self._dtype, self._device = work_dtype(first), first.device
-        # The products of float32 may be rounded to ten bits on an accelerator (TF32).
-        self._arithmetic = self._dtype if self._device.type == "cpu" else torch.float64
-        self._shared = torch.empty(self._problems, 1, size, dtype=self._dtype, device=self._device)
-        self._current = torch.empty(first.shape, dtype=self._dtype, device=self._device)
-        # The iterate before is overwritten by a proposal, unless some problems may refuse it.
-        self._keeps = self._problems > 1 or hidden(self._current)
-        self._before = torch.zeros_like(self._current)
-        self._next = torch.zeros_like(self._current) if self._keeps else self._before
-        self._weights = [pull.weights.to(self._arithmetic)[:, None] for pull in self._pulls]
+        self._dtype, self._columns, self._layer = dtype_of(problem.pulls[0].target), columns, layer
+        self.weights = [pull.weights[:, None].to(self._dtype) for pull in problem.pulls]
+        older = previous if start is None else start
+        older = None if older is None else older[..., columns]
+        self._targets, norms = list[Tensor](), problem.pulls[0].weights.new_zeros(())
+        for pull in problem.pulls:
+            target = pull.target[..., columns].to(self._dtype)
+            if pull.mask is not None:
+                target = fill_gaps(target, pull.mask[..., columns], pull.weights, older)
+            self._targets.append(target)
+            norms = norms + target.double().square().sum((-1, -2))
+        psi = self._targets[0] if start is None else start[..., columns].to(self._dtype)
+        self._shared = psi.mean(-2, keepdim=True)
+        self.psi = psi - self._shared
+        self._targets = [target - self._shared for target in self._targets]
+        for pull, target in zip(problem.pulls, self._targets, strict=True):
+            if pull.mask is not None:
+                target.masked_fill_(~pull.mask[..., columns], torch.nan)
+        self.first = self.gram(torch.cat([self.psi, self._shared], -2)), enter(norms)
 
-    def begin(self) -> tuple[Tensor, Tensor, Tensor]:
-        """See `Form`."""
-        first, size = self._pulls[0], self._clients + 1
-        gram = self._zeros(self._problems, len(self._layers), size, size)
-        norms, sound = self._zeros(self._problems), torch.ones((), dtype=torch.bool, device=self._device)
-        for layer, columns in self._chunks():
-            mask = first.mask
-            part = received = first.target[..., columns].to(self._dtype)
-            if mask is not None:
-                mask = mask[..., columns]
-                received = torch.where(mask, part, 0)
-                sound &= torch.isfinite(torch.where(mask, 0, part)).all()
-            if self._start is not None:
-                part = self._start[..., columns].to(self._dtype)
-            elif mask is not None:
-                part = fill_gaps(part, mask, first.weights, _some(self._previous, columns))
-            self._shared[..., columns] = shared = part.mean(-2, keepdim=True)
-            self._current[..., columns] = part - shared
-            gram[:, layer] += self_product(torch.cat([part - shared, shared], -2).double())
-            norms += received.double().square().sum((-1, -2))
-        if first.mask is not None and (hidden(sound) or not bool(sound)):
-            # Not finite times zero is not zero: such noise has to go before a mask can be multiplied by.
-            self._pulls[0] = replace(first, target=torch.where(first.mask, first.target, 0))
-        if self._places is not None:  # copies, not needed any more
-            self._start = self._previous = None
-        squares = self._zeros(len(self._pulls), self._problems)
-        for _, columns in self._chunks():
-            self._add(squares, self._away(self._current[..., columns].to(self._arithmetic), columns)[0])
-        return gram.flatten(0, 1), squares, norms[None]
+    def of_graph(self, matrices: Array) -> Tensor:
+        """See `Part`."""
+        return leave(matrices[self._layer[0] :: self._layer[1]]).to(self._dtype)
 
-    def propose(self, S: Array, step: Array, momentum: Array | None, *, details: bool) -> Sums:
-        """See `Form`."""
-        size = leave(step).to(self._arithmetic)
-        across = (self._by_layer(leave(S)) * leave(step)[..., None]).to(self._arithmetic)
-        scaled = [weight * size for weight in self._weights]
-        ahead = None if momentum is None else leave(momentum).to(self._arithmetic)
-        sums = self._no_sums(details)
-        for layer, columns in self._chunks():
-            psi = base = self._current[..., columns].to(self._arithmetic)
-            if ahead is not None:
-                base = psi + ahead * (psi - self._before[..., columns])
-            away, masks = self._away(base, columns)
-            change = self._problem.gradient_models(base, across[:, layer], scaled, away)
-            out = self._next[..., columns] if self._arithmetic == self._dtype else None
-            new = torch.sub(base, change, out=out)
-            for difference, mask in zip(away, masks, strict=True):  # from Y to Psi+
-                difference.sub_(change) if mask is None else difference.addcmul_(mask, change, value=-1)
-            self._note(sums, layer, columns, new, away, change if ahead is None else new - psi, masks)
-        return Sums(*(None if part is None else enter(part) for part in sums))
+    def of_problem(self, numbers: Array) -> Tensor:
+        """See `Part`."""
+        return leave(numbers).to(self._dtype)
 
-    def filter(self, S: Array) -> Sums:
-        """See `Form`; exact in every column, see `solve_columns`."""
-        across, sums = self._by_layer(leave(S)), self._no_sums(details=False)
-        weights = [pull.weights[:, None] for pull in self._pulls]
-        inverse = torch.linalg.inv(torch.diag_embed(torch.stack(weights).sum(0)[:, 0]) + across)
-        for layer, columns in self._chunks(8):
-            old = self._current[..., columns].double()
-            away, masks = self._away(torch.zeros_like(old), columns)  # less the targets, zero in the gaps
-            right = torch.stack([-weight * part for weight, part in zip(weights, away, strict=True)]).sum(0)
-            z = [
-                weight * (torch.ones_like(old) if mask is None else mask)
-                for weight, mask in zip(weights, masks, strict=True)
-            ]
-            new = solve_columns(across[:, layer], inverse[:, layer], torch.stack(z).sum(0), right, old)
-            self._next[..., columns] = new
-            self._note(sums, layer, columns, new, self._away(new, columns)[0], new - old, masks)
-        return Sums(*(None if part is None else enter(part) for part in sums))
+    def away(self, psi: Tensor) -> list[Tensor]:
+        """See `Part`."""
+        return [torch.nan_to_num_(psi - target) for target in self._targets]
 
-    def _no_sums(self, details: bool) -> Sums:
-        pulls, grams = (len(self._pulls), self._problems), (self._problems * len(self._layers), *[self._clients] * 2)
-        shapes = [pulls, (1, self._problems), grams, *([pulls, grams] if details else [])]
-        return Sums(*(self._zeros(*shape) for shape in shapes))
+    def masks(self) -> list[Tensor]:
+        """See `Part`."""
+        return [torch.nan_to_num_(target - target + 1) for target in self._targets]
 
-    def _note(
-        self, sums: Sums, layer: int, columns: slice, new: Tensor, away: list[Tensor], step: Tensor, masks: list[Any]
-    ) -> None:
-        """Write the proposed columns, if that has not been done, and add what they come to."""
-        if self._arithmetic != self._dtype:
-            self._next[..., columns] = new
-        self._by_layer(sums.gram)[:, layer] += self_product(new)
-        self._add(sums.squares, away)
-        sums.step[0] += _squares(step)
-        if sums.step_gram is not None and sums.step_squares is not None:
-            self._by_layer(sums.step_gram)[:, layer] += self_product(step)
-            self._add(sums.step_squares, [step if mask is None else step * mask for mask in masks])
+    def solve(self, S: Array, inverse: Array) -> Tensor:
+        """See `Part`; exact in every column, see `solve_columns`."""
+        own = [leave(matrices[self._layer[0] :: self._layer[1]]) for matrices in (S, inverse)]
+        nothing, pulls = 0 * self.psi, zip(self.weights, self.masks(), self.away(0 * self.psi), strict=True)
+        terms = [(weight * (nothing + mask), -weight * away) for weight, mask, away in pulls]
+        z, right = (torch.stack(each).double().sum(0) for each in zip(*terms, strict=True))
+        return solve_columns(own[0], own[1], z, right, self.psi.double()).to(self._dtype)
 
-    def _add(self, totals: Tensor, away: list[Tensor]) -> None:
-        for total, weight, difference in zip(totals, self._weights, away, strict=True):
-            total += _squares(difference, weight)
+    def gram(self, psi: Tensor) -> Array:
+        """See `Part`."""
+        one, (layer, layers) = self_product(psi), self._layer
+        if layers == 1:
+            return enter(one)
+        grams = one.new_zeros(len(one), layers, *one.shape[1:])
+        grams[:, layer] = one
+        return enter(grams.flatten(0, 1))
 
-    def _away(self, psi: Tensor, columns: slice) -> tuple[list[Tensor], list[Tensor | None]]:
-        """Return M_i * (psi - T_i), psi less the shared row, and M_i, widened: bools multiply slowly."""
-        shared = self._shared[..., columns].to(psi.dtype)
-        masks = [None if pull.mask is None else pull.mask[..., columns].to(psi.dtype) for pull in self._pulls]
-        away = [psi - (pull.target[..., columns].to(psi.dtype) - shared) for pull in self._pulls]
-        return [a if mask is None else a.mul_(mask) for a, mask in zip(away, masks, strict=True)], masks
+    def squares(self, psi: Tensor, weights: Tensor | float = 1.0) -> Array:
+        """See `Part`; sums over a row are in the type of `psi`."""
+        norms = torch.linalg.vector_norm(psi, dim=-1, keepdim=True).double()
+        if psi.dtype == torch.float32 and not bool(norms.max() < 1e19):  # squares beyond its range
+            norms = torch.linalg.vector_norm(psi, dim=-1, keepdim=True, dtype=torch.float64)
+        return enter((weights * (norms * norms)).sum((-1, -2)))
 
-    def accept(self, which: Array | None) -> None:
-        """See `Form`."""
-        if which is None:
-            spare = self._before if self._keeps else self._current
-            self._before, self._current, self._next = self._current, self._next, spare
-        else:
-            chosen = leave(which)[:, None, None]
-            torch.where(chosen, self._current, self._before, out=self._before)
-            torch.where(chosen, self._next, self._current, out=self._current)
-
-    def gradient(self, S: Array) -> Array:
-        """See `Form`; one more pass."""
-        across = self._by_layer(leave(S)).to(self._arithmetic)
-        total = self._zeros(2 + len(self._pulls), self._problems)
-        for layer, columns in self._chunks():
-            psi = self._current[..., columns].to(self._arithmetic)
-            pulled = [w * a for w, a in zip(self._weights, self._away(psi, columns)[0], strict=True)]
-            parts = [across[:, layer] @ psi, *pulled]
-            for row, part in zip(total, [torch.stack(parts).sum(0), *parts], strict=True):
-                row += _squares(part)
-        return enter(total)
-
-    def models(self, out: Tensor | None) -> Tensor:
-        """See `Form`."""
-        del self._before, self._next
-        self._current += self._shared
-        models = self._current.to(self._pulls[0].target.dtype)
-        return models if out is None or self._places is None else out.index_copy_(2, self._places, models)
-
-    def _by_layer(self, matrices: Tensor) -> Tensor:
-        return matrices.view(self._problems, -1, self._clients, self._clients)
-
-    def _chunks(self, copies: int = 3) -> Iterator[tuple[int, slice]]:
-        return chunks(self._layers, copies * self._clients * self._problems, self._device)
-
-    def _zeros(self, *shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=torch.float64, device=self._device)
-
-
-def _squares(part: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Return ``||part||_Z^2``, (B,) float64, Z = diag(weights) (K, 1); sums over a row are in the type of `part`."""
-    squares = torch.linalg.vecdot(part, part).double()
-    total: Tensor = squares.sum(-1) if weights is None else squares @ weights[:, 0].double()
-    if part.dtype == torch.float32 and not bool(total.isfinite().all()) and bool(part.isfinite().all()):
-        return _squares(part.double(), weights)  # beyond its range
-    return total
-
-
-def _some(tensor: T, columns: Tensor | slice | None) -> T:
-    return tensor if tensor is None or columns is None else tensor[..., columns]
+    def models(self) -> Iterator[tuple[slice | Tensor, Tensor]]:
+        """See `Part`."""
+        yield self._columns, self.psi + self._shared

@@ -1,46 +1,46 @@
-"""The models during a solve: which columns are held in which form, and the sums over all forms and processes."""
+"""The models during a solve: which columns are held in which form, and what a step does to them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from jgesr_lightning.graph.arrays import Array, enter, hidden, leave
-from jgesr_lightning.graph.gram import cosine_from_gram, distances_from_gram, with_shared
+from jgesr_lightning.graph.arrays import Array, enter, hidden, leave, per_problem
+from jgesr_lightning.graph.gram import chunks, cosine_from_gram, distances_from_gram, with_shared
 from jgesr_lightning.graph.problem import Problem
 from jgesr_lightning.solvers.coefficients import Coefficients, common_patterns
-from jgesr_lightning.solvers.columns import Columns
-from jgesr_lightning.solvers.form import Form, Reduce, Sums
-
-_LEAST, _LEAST_PER_CLIENT = 64, 8  # columns from which a step of a pattern in K x K takes less time than in d-space
-_COVERED = 2 / 3  # of all columns from which it is done: copies of many others would take too much memory
-
+from jgesr_lightning.solvers.columns import COPIES, Columns
+from jgesr_lightning.solvers.part import Part, Reduce
 
 T = TypeVar("T", Tensor, None, Tensor | None)
+_LEAST, _LEAST_PER_CLIENT = 64, 8  # columns from which a step of a pattern in K x K takes less time than in d-space
+_COVERED = 2 / 3  # of all columns from which it is done: copies of many others would take too much memory
+_ABSURD = 1e4  # a step this many times longer than all the data together: the iteration is on its way to infinity
 
 
-class Start(NamedTuple):
-    """Where the iteration starts: of B problems with G graphs each, N = B G.
+class Sums(NamedTuple):
+    """What one proposed step did, of B problems with G graphs each, N = B G.
 
     Attributes:
-        cosines: of the rows of Psi_0, (N, K, K).
-        distances: D(Psi_0), (N, K, K).
-        squares: ``||M_i * (Psi_0 - T_i)||_{Z_i}^2``, (I, B).
-        scale: ||Psi_0||_F + ||X_r||_F, (B,): the size of the numbers at hand; not finite where they are not.
+        squares: ``||M_i * (Psi+ - T_i)||_{Z_i}^2`` of each of the problem's pulls, (B,) each.
+        step: ||Psi+ - Psi||_F^2, (B,).
+        gram: Gram matrices of Psi+ less a row that all share, (N, K, K).
+        step_squares, step_gram: ``||M_i * (Psi+ - Psi)||_{Z_i}^2`` and those of Psi+ - Psi, where asked for.
     """
 
-    cosines: Array
-    distances: Array
-    squares: Array
-    scale: Array
+    squares: list[Array]
+    step: Array
+    gram: Array
+    step_squares: list[Array] | None = None
+    step_gram: Array | None = None
 
 
 class Models:
-    """The models Psi of a problem, in the forms that suit what arrived.
+    """The models Psi of a problem, (..., K, d), in the forms that suit what arrived.
 
     Everything arrived: coefficients, K x K, one block a graph. Gaps, on a CPU: coefficients of common patterns of gaps,
     and columns for the rest. Gaps, on an accelerator, which passes over d in less time: columns.
@@ -52,7 +52,14 @@ class Models:
         start: Psi_0, (..., K, d), or None to start from what arrived, gaps filled.
         previous: (..., K, d) models that fill the gaps, or None; see `fill_gaps`.
         least: columns that make a pattern a common one; None: where it pays.
+
+    Attributes:
+        squares: after `start`, ``||M_i * (Psi_0 - T_i)||_{Z_i}^2``, (B,) each.
+        bound: after `start`, square of the length of a step that is absurd, (B,); not finite where the data are not.
     """
+
+    squares: list[Array]
+    bound: Array
 
     def __init__(
         self,
@@ -64,81 +71,117 @@ class Models:
         previous: Tensor | None = None,
         least: int | None = None,
     ) -> None:
-        self.shape = problem.pulls[0].target.shape
+        self._like, self._reduce = problem.pulls[0].target, reduce
         pulls = tuple(replace(p, target=_flat(p.target), mask=_flat(p.mask)) for p in problem.pulls)
-        problem = problem.but(pulls=pulls)
-        start, previous = _flat(start), _flat(previous)
-        problems, clients, size = pulls[0].target.shape
+        self.problem, given = problem.but(pulls=pulls), (_flat(start), _flat(previous))
+        self.problems, self._clients, size = pulls[0].target.shape
         layers = (size,) if layers is None else tuple(layers)
-        self.problems, self.graphs, self.problem = problems, problems * len(layers), problem
-        self._reduce, self._forms = reduce, list[Form]()
-        mask = pulls[0].mask
-        if mask is None:
-            self._forms = [Coefficients(problem, layers, start, reduce=reduce)]
+        masks = [pull.mask[0] for pull in pulls if pull.mask is not None]
+        self._parts: list[Part] = []
+        if not masks:
+            self._parts, self._reduce = [Coefficients(self.problem, layers, *given, reduce=reduce)], None
             return
-        if problems == 1 and (least is not None or not hidden(mask)):
-            patterns = common_patterns(mask[0], layers, least or max(_LEAST, _LEAST_PER_CLIENT * clients))
+        rest = None
+        if self.problems == 1 and (least is not None or not hidden(masks[0])):
+            patterns = common_patterns(
+                torch.cat(masks), layers, least or max(_LEAST, _LEAST_PER_CLIENT * self._clients)
+            )
             if patterns.sizes and (least is not None or len(patterns.order) >= _COVERED * size):
-                self._forms = [Coefficients(problem, layers, start, previous, patterns)]
-                if len(patterns.rest):
-                    self._forms.append(Columns(problem, patterns.rest_layers, start, previous, patterns.rest))
-        self._forms = self._forms or [Columns(problem, layers, start, previous)]
+                self._parts = [Coefficients(self.problem, layers, *given, patterns)]
+                rest, layers = patterns.rest, patterns.rest_layers
+        width = COPIES * self._clients * self.problems
+        for layer, c in list(chunks(layers, width, self._like.device)) or [(0, slice(0, 0))]:
+            where = c if rest is None else rest[c]
+            self._parts.append(Columns(self.problem, (layer, len(layers)), where, *given))
 
-    def start(self) -> Start:
-        """Read the data once, and go to Psi_0."""
-        gram, squares, norms = self._total([form.begin() for form in self._forms])
+    def start(self) -> tuple[Array, Array]:
+        """Return the cosines of the rows of Psi_0, and D(Psi_0), (N, K, K)."""
+        gram, norms, *self.squares = self._summed(lambda p: [*p.first, *_fidelity(p, p.away(p.psi))])
         inner = with_shared(gram)
-        rows = inner.diagonal(dim1=-2, dim2=-1).reshape(self.problems, -1).sum(-1)
-        scale = rows.clamp_min(0).sqrt() + norms[0].sqrt() + 0 * gram.reshape(self.problems, -1).sum(-1)
-        distances = distances_from_gram(gram[:, :-1, :-1])
-        self.squares = enter(squares)
-        return Start(enter(cosine_from_gram(inner)), enter(distances), self.squares, enter(scale))
+        total = gram.sum((-1, -2)) * 0 + inner.diagonal(0, -2, -1).sum(-1)
+        self.bound = _ABSURD**2 * (norms + per_problem(total, self.problems))
+        return cosine_from_gram(inner), distances_from_gram(gram[:, :-1, :-1])
 
     def propose(self, S: Array, step: Array, momentum: Array | None = None, *, details: bool = False) -> Sums:
-        """Propose a step; see `Form`."""
-        return self._reduced([form.propose(S, step, momentum, details=details) for form in self._forms])
+        """Compute Psi+ = Y - step (sum_i Z_i M_i * (Y - T_i) + S Y) at Y = Psi + momentum (Psi - Psi_before).
+
+        `S` is (N, K, K); `step` and `momentum` are (B, 1, 1).
+        """
+
+        def proposed(part: Part) -> list[Array]:
+            psi, size = part.psi, part.of_problem(step)
+            if momentum is None or part.before is None:
+                base, part.before = psi, None  # and make room
+            else:
+                base = psi + part.of_problem(momentum) * (psi - part.before)
+            scaled = [size * weight for weight in part.weights]
+            change = self.problem.gradient_models(base, size * part.of_graph(S), scaled, part.away(base))
+            part.proposed = base - change
+            return _measured(part, change if base is psi else part.proposed - psi, details)
+
+        return self._sums(proposed)
 
     def filter(self, S: Array) -> Sums:
-        """Propose the filtered models; see `Form`."""
-        return self._reduced([form.filter(S) for form in self._forms])
+        """Compute Psi+, the minimiser of ``sum_i ||M_i * (Psi - T_i)||_{Z_i}^2 + tr(Psi' S Psi)``; exact."""
+        whole = torch.diag(torch.stack([pull.weights for pull in self.problem.pulls]).sum(0))
+        inverse = enter(torch.linalg.inv(leave(S) + whole))
+
+        def filtered(part: Part) -> list[Array]:
+            part.proposed = part.solve(S, inverse)
+            return _measured(part, part.proposed - part.psi)
+
+        return self._sums(filtered)
 
     def accept(self, which: Array | None = None) -> None:
-        """Make the proposed iterate the current one, of some problems."""
-        for form in self._forms:
-            form.accept(which)
+        """Make the proposed iterate the current one: of all problems, or of those of `which`, (B,) bool."""
+        for part in self._parts:
+            part.accept(which)
 
     def gradient(self, S: Array) -> tuple[Array, Array]:
         """Return the squared norm of the gradient by Psi, and the sum of the norms of its parts, (B,) each."""
-        (total,) = self._total([(leave(form.gradient(S)),) for form in self._forms])
-        squares = enter(total)
-        return squares[0], (abs(squares[1:]) ** 0.5).sum(0)
+
+        def squares(part: Part) -> list[Array]:
+            pulled = [weight * away for weight, away in zip(part.weights, part.away(part.psi), strict=True)]
+            terms = [part.of_graph(S) @ part.psi, *pulled]
+            return [part.squares(term) for term in (sum(terms), *terms)]
+
+        total, *parts = self._summed(squares)
+        return total, sum(abs(part) ** 0.5 for part in parts)
 
     def result(self) -> Tensor:
         """Return Psi, (..., K, d), own memory, dtype and device of what arrived; the last call."""
-        if len(self._forms) == 1:
-            (form,) = self._forms
-            if getattr(form, "reduced", True) or isinstance(form, Columns):
-                return form.models(None).view(self.shape)
-        target = self.problem.pulls[0].target
-        out = torch.empty(target.shape, dtype=target.dtype, device=target.device)
-        while self._forms:  # and let go of each
-            self._forms.pop(0).models(out)
-        return out.view(self.shape)
+        result = torch.empty_like(self._like, memory_format=torch.contiguous_format)
+        out = result.view(self.problems, *result.shape[-2:])
+        while self._parts:  # and let go of each
+            for columns, models in self._parts.pop().models():
+                out[..., columns] = models.to(out.dtype)
+        return result
 
-    def _reduced(self, sums: list[Sums]) -> Sums:
-        if len(sums) == 1 and (self._reduce is None or self._forms[0].reduced):
-            return sums[0]
-        present = [tuple(leave(part) for part in each if part is not None) for each in sums]
-        return Sums(*map(enter, self._total(present)))
+    def _sums(self, measure: Callable[[Part], list[Array]]) -> Sums:
+        step, gram, *more = self._summed(measure)
+        pulls = len(self.problem.pulls)
+        return Sums(more[:pulls], step, gram, *([more[pulls:-1], more[-1]] if len(more) > pulls else []))
 
-    def _total(self, each: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """Sum over forms, and over processes in one exchange."""
-        sums = [torch.stack(parts).sum(0) if len(parts) > 1 else parts[0] for parts in zip(*each, strict=True)]
-        if self._reduce is None or self._forms[0].reduced:
-            return tuple(sums)
-        flat = self._reduce(torch.cat([part.flatten() for part in sums]))
-        pieces = flat.split([part.numel() for part in sums])
-        return tuple(piece.view(part.shape) for piece, part in zip(pieces, sums, strict=True))
+    def _summed(self, measure: Callable[[Part], list[Array]]) -> list[Array]:
+        """Return the sums of what parts measure, over processes in one exchange."""
+        totals = measure(self._parts[0])
+        for part in self._parts[1:]:
+            totals = [total + more for total, more in zip(totals, measure(part), strict=True)]
+        if self._reduce is None:
+            return totals
+        flat = self._reduce(torch.cat([leave(total).flatten() for total in totals]))
+        pieces = flat.split([leave(total).numel() for total in totals])
+        return [enter(piece).reshape(total.shape) for piece, total in zip(pieces, totals, strict=True)]
+
+
+def _measured(part: Part, step: Array, details: bool = False) -> list[Array]:
+    """Return what the columns of a proposed step come to: `Sums` in a row."""
+    sums = [part.squares(step), part.gram(part.proposed), *_fidelity(part, part.away(part.proposed))]
+    return [*sums, *_fidelity(part, [mask * step for mask in part.masks()]), part.gram(step)] if details else sums
+
+
+def _fidelity(part: Part, away: list[Array]) -> list[Array]:
+    return [part.squares(a, weights) for a, weights in zip(away, part.weights, strict=True)]
 
 
 def _flat(tensor: T) -> T:

@@ -115,7 +115,7 @@ def test_nothing_is_looked_at_and_no_devices_meet_in_a_step(solver, missing):
         state = solver.init(models)
         for _ in range(3):
             state = solver.step(models, state)
-        assert blind(state.W) and state.W.device.type == "cuda" and state.trace.device.type == "cuda"
+        assert blind(state.W) and state.W.device.type == "cuda" and state.value.device.type == "cuda"
         assert models.result().device.type == "cuda"
         with pytest.raises(DataDependentOutputException):  # the guard itself works
             bool(state.W.sum() > 0)

@@ -33,7 +33,7 @@ def held(least: int | None, layers: tuple[int, ...] = (300,), dtype: torch.dtype
 
 
 def parts(signals: Models) -> list[type]:
-    return [type(part) for part in signals._forms]
+    return [type(part) for part in signals._parts]
 
 
 @pytest.mark.parametrize(("least", "kinds"), [(1, [Coefficients]), (8, [Coefficients, Columns]), (NONE, [Columns])])
