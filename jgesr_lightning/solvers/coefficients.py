@@ -15,7 +15,7 @@ entries missing and K = 20, 211 patterns hold 93 of 100 columns; those of rare p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,10 +23,12 @@ import torch
 from torch import Tensor
 
 from jgesr_lightning.graph.arrays import Array, enter, leave, like, per_problem, repeated
-from jgesr_lightning.graph.filtering import solve_columns
 from jgesr_lightning.graph.gram import chunks, fill_gaps, self_product
 from jgesr_lightning.graph.problem import Problem
-from jgesr_lightning.solvers.part import Part, Reduce, dtype_of
+from jgesr_lightning.solvers.columns import Columns, dtype_of
+
+Reduce = Callable[[Tensor], Tensor]
+"""Sums a small tensor over the processes that hold the other columns."""
 
 
 class Patterns(NamedTuple):
@@ -63,8 +65,8 @@ def common_patterns(mask: Tensor, layers: Sequence[int], least: int) -> Patterns
     return Patterns(order, sizes.tolist(), layer_of[firsts].tolist(), rest, rest_layers)
 
 
-class Coefficients(Part):
-    """A `Part`: iterates are (P, K, rows of B), P blocks in all, each a pattern of gaps and layer.
+class Coefficients(Columns):
+    """Columns of all layers; iterates are (P, K, rows of B), P blocks in all, each a pattern of gaps and layer.
 
     Args:
         problem: with pulls of shape (B, K, d); B is one where there are patterns.
@@ -76,14 +78,9 @@ class Coefficients(Part):
     """
 
     def __init__(
-        self,
-        problem: Problem,
-        layers: Sequence[int],
-        start: Tensor | None,
-        previous: Tensor | None,
-        patterns: Patterns | None = None,
-        reduce: Reduce | None = None,
-    ) -> None:
+        self, problem: Problem, layers: Sequence[int], start: Tensor | None, previous: Tensor | None,
+        patterns: Patterns | None = None, reduce: Reduce | None = None,
+    ) -> None:  # fmt: skip
         pulls, self._patterns = problem.pulls, patterns
         self._sizes = layers if patterns is None else patterns.sizes
         self._sources = [pull.target for pull in pulls] + ([] if start is None else [start])
@@ -124,39 +121,36 @@ class Coefficients(Part):
         self.first = self._by_graph(enter(full[:, mine][:, :, mine])), enter(norms)
 
     def of_graph(self, matrices: Array) -> Array:
-        """See `Part`."""
+        """See `Columns`."""
         return matrices if self._patterns is None or len(matrices) == 1 else matrices[self._patterns.layers]
 
+    def cast(self, numbers: Array) -> Array:
+        """See `Columns`."""
+        return numbers
+
     def of_problem(self, numbers: Array) -> Array:
-        """See `Part`."""
+        """See `Columns`."""
         return numbers if self._problems == 1 else repeated(numbers, len(self._sizes))
 
     def away(self, psi: Array) -> list[Array]:
-        """See `Part`; masks are in the weights."""
+        """See `Columns`; masks are in the weights."""
         return [psi - target for target in self._targets]
 
     def masks(self) -> list[Array]:
-        """See `Part`."""
+        """See `Columns`."""
         return [1.0 for _ in self._targets]
 
-    def solve(self, S: Array, inverse: Array) -> Array:
-        """See `Part`."""
-        z = sum(self.weights) + 0 * self.psi
-        right = sum(weight * target for weight, target in zip(self.weights, self._targets, strict=True)) + 0 * z
-        system = (self.of_graph(S), self.of_graph(inverse), z, right, self.psi)
-        return enter(solve_columns(*map(leave, system)))
-
     def gram(self, psi: Array) -> Array:
-        """See `Part`; less the mean of the rows: differences, before any product."""
+        """See `Columns`; less the mean of the rows: differences, before any product."""
         apart = self._centring @ psi
         return self._by_graph(apart @ self._gram @ apart.swapaxes(-1, -2))
 
     def squares(self, psi: Array, weights: Array | float = 1.0) -> Array:
-        """See `Part`."""
+        """See `Columns`."""
         return per_problem((weights * (psi * (psi @ self._gram))).sum((-1, -2)), self._problems)
 
     def models(self) -> Iterator[tuple[slice | Tensor, Tensor]]:
-        """See `Part`; reads the data a second time."""
+        """See `Columns`; reads the data a second time."""
         # The shared row goes last: small terms are summed first, and the result is rounded once.
         padded = torch.nn.functional.pad(leave(self.psi), (0, 1), value=1.0).to(self._dtype)
         blocks = padded.view(self._problems, -1, *padded.shape[-2:])

@@ -1,4 +1,4 @@
-"""Models as they are, K x c: one pass over d a step.
+"""Some columns of the models as they are, K x c: one pass over d a step.
 
 A step reads Psi and X_r once and writes the new Psi once, some columns at a time, and takes while they are in the cache
 the Gram matrix of the new Psi (for its distances), the length of the step and the fidelity; nothing is of size
@@ -10,38 +10,45 @@ arrived: operations with a mask of bools take eight times as long as others.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from jgesr_lightning.graph.arrays import Array, enter, leave
+from jgesr_lightning.graph.arrays import Array, enter, leave, of
 from jgesr_lightning.graph.filtering import solve_columns
-from jgesr_lightning.graph.gram import fill_gaps, self_product
+from jgesr_lightning.graph.gram import fill_gaps, self_product, work_dtype
 from jgesr_lightning.graph.problem import Problem
-from jgesr_lightning.solvers.part import Part, dtype_of
 
 COPIES = 8  # of its columns, that a step keeps in the cache
 
 
-class Columns(Part):
-    """A `Part`: columns of one layer, few enough for the cache; iterates are (B, K, c).
+class Columns:
+    """Columns of one layer, few enough for the cache, of B problems with G graphs each, N = B G.
 
     Args:
         problem: with pulls of shape (B, K, d).
-        layer: which graph they have, of how many.
+        layer: which of the G graphs, and G.
         columns: which of all columns.
         start: Psi_0, (B, K, d), or None to start from the first pull's target.
         previous: (B, K, d) models that fill the gaps, or None; see `fill_gaps`.
+
+    Attributes:
+        psi, before, proposed: the current iterate, the one before it (None where nobody wants it), and the next one.
+        weights: Z_i of each of the problem's pulls, as a column.
+        first: Gram matrices of ``[Psi_0 - 1 r'; r]``, (N, K + 1, K + 1), and the sum of ||T_i||_F^2, gaps filled, (B,).
     """
 
+    psi: Any
+    before: Any = None
+    proposed: Any = None
+    weights: list[Any]
+    first: tuple[Array, Array]
+
     def __init__(
-        self,
-        problem: Problem,
-        layer: tuple[int, int],
-        columns: slice | Tensor,
-        start: Tensor | None,
-        previous: Tensor | None,
-    ) -> None:
+        self, problem: Problem, layer: tuple[int, int], columns: slice | Tensor,
+        start: Tensor | None, previous: Tensor | None,
+    ) -> None:  # fmt: skip
         self._dtype, self._columns, self._layer = dtype_of(problem.pulls[0].target), columns, layer
         self.weights = [pull.weights[:, None].to(self._dtype) for pull in problem.pulls]
         older = previous if start is None else start
@@ -62,46 +69,67 @@ class Columns(Part):
                 target.masked_fill_(~pull.mask[..., columns], torch.nan)
         self.first = self.gram(torch.cat([self.psi, self._shared], -2)), enter(norms)
 
-    def of_graph(self, matrices: Array) -> Tensor:
-        """See `Part`."""
-        return leave(matrices[self._layer[0] :: self._layer[1]]).to(self._dtype)
+    def of_graph(self, matrices: Array) -> Array:
+        """Return each iterate's own of (N, K, K)."""
+        return matrices[self._layer[0] :: self._layer[1]]
 
-    def of_problem(self, numbers: Array) -> Tensor:
-        """See `Part`."""
+    def of_problem(self, numbers: Array) -> Array:
+        """Return each iterate's own of (B, 1, 1)."""
+        return numbers
+
+    def cast(self, numbers: Array) -> Any:
+        """Return K x K numbers in the type of the iterates."""
         return leave(numbers).to(self._dtype)
 
-    def away(self, psi: Tensor) -> list[Tensor]:
-        """See `Part`."""
+    def away(self, psi: Any) -> list[Any]:
+        """Return ``M_i * (psi - T_i)`` for each pull; masks may be left to the weights."""
         return [torch.nan_to_num_(psi - target) for target in self._targets]
 
-    def masks(self) -> list[Tensor]:
-        """See `Part`."""
+    def masks(self) -> list[Any]:
+        """Return M_i, or 1 where it is left to the weights."""
         return [torch.nan_to_num_(target - target + 1) for target in self._targets]
 
-    def solve(self, S: Array, inverse: Array) -> Tensor:
-        """See `Part`; exact in every column, see `solve_columns`."""
-        own = [leave(matrices[self._layer[0] :: self._layer[1]]) for matrices in (S, inverse)]
-        nothing, pulls = 0 * self.psi, zip(self.weights, self.masks(), self.away(0 * self.psi), strict=True)
-        terms = [(weight * (nothing + mask), -weight * away) for weight, mask, away in pulls]
-        z, right = (torch.stack(each).double().sum(0) for each in zip(*terms, strict=True))
-        return solve_columns(own[0], own[1], z, right, self.psi.double()).to(self._dtype)
-
-    def gram(self, psi: Tensor) -> Array:
-        """See `Part`."""
-        one, (layer, layers) = self_product(psi), self._layer
+    def gram(self, psi: Any) -> Array:
+        """Return Gram matrices of the rows, less their mean or not, (N, K, K)."""
+        own, (layer, layers) = self_product(psi), self._layer
         if layers == 1:
-            return enter(one)
-        grams = one.new_zeros(len(one), layers, *one.shape[1:])
-        grams[:, layer] = one
+            return enter(own)
+        grams = own.new_zeros(len(own), layers, *own.shape[1:])
+        grams[:, layer] = own
         return enter(grams.flatten(0, 1))
 
-    def squares(self, psi: Tensor, weights: Tensor | float = 1.0) -> Array:
-        """See `Part`; sums over a row are in the type of `psi`."""
+    def squares(self, psi: Any, weights: Any = 1.0) -> Array:
+        """Return ||psi||_Z^2, (B,); sums over a row are in the type of `psi`."""
         norms = torch.linalg.vector_norm(psi, dim=-1, keepdim=True).double()
         if psi.dtype == torch.float32 and not bool(norms.max() < 1e19):  # squares beyond its range
             norms = torch.linalg.vector_norm(psi, dim=-1, keepdim=True, dtype=torch.float64)
         return enter((weights * (norms * norms)).sum((-1, -2)))
 
+    def solve(self, S: Array, inverse: Array) -> Any:
+        """Return the minimiser of ``sum_i ||M_i * (Psi - T_i)||_{Z_i}^2 + tr(Psi' S Psi)``, see `solve_columns`.
+
+        `S` and `inverse` of ``sum_i Z_i + S`` are (N, K, K).
+        """
+        psi, pulls = leave(self.psi).double(), zip(self.weights, self.masks(), self.away(0 * self.psi), strict=True)
+        terms = [(leave(weight * mask) + 0 * psi, leave(-weight * away) + 0 * psi) for weight, mask, away in pulls]
+        z, right = (torch.stack(each).sum(0) for each in zip(*terms, strict=True))
+        own = leave(self.of_graph(S)), leave(self.of_graph(inverse))
+        return self.cast(enter(solve_columns(*own, z, right, psi)))
+
+    def accept(self, which: Array | None) -> None:
+        """Make the proposed iterate the current one: of all problems, or of those of `which`, (B,) bool."""
+        before, psi, self.proposed = self.psi, self.proposed, None
+        if which is not None:
+            chosen, where = self.cast(self.of_problem(which[:, None, None])) > 0, of(psi).where
+            before = before if self.before is None else where(chosen, before, self.before)
+            psi = where(chosen, psi, self.psi)
+        self.before, self.psi = before, psi
+
     def models(self) -> Iterator[tuple[slice | Tensor, Tensor]]:
-        """See `Part`."""
+        """Yield which columns, and Psi in them; the last call."""
         yield self._columns, self.psi + self._shared
+
+
+def dtype_of(models: Tensor) -> torch.dtype:
+    """Return the type models are computed in; on an accelerator float64, as float32's products may be TF32 there."""
+    return work_dtype(models) if models.device.type == "cpu" else torch.float64

@@ -12,9 +12,8 @@ from torch import Tensor
 from jgesr_lightning.graph.arrays import Array, enter, hidden, leave, per_problem
 from jgesr_lightning.graph.gram import chunks, cosine_from_gram, distances_from_gram, with_shared
 from jgesr_lightning.graph.problem import Problem
-from jgesr_lightning.solvers.coefficients import Coefficients, common_patterns
+from jgesr_lightning.solvers.coefficients import Coefficients, Reduce, common_patterns
 from jgesr_lightning.solvers.columns import COPIES, Columns
-from jgesr_lightning.solvers.part import Part, Reduce
 
 T = TypeVar("T", Tensor, None, Tensor | None)
 _LEAST, _LEAST_PER_CLIENT = 64, 8  # columns from which a step of a pattern in K x K takes less time than in d-space
@@ -62,22 +61,16 @@ class Models:
     bound: Array
 
     def __init__(
-        self,
-        problem: Problem,
-        layers: Sequence[int] | None = None,
-        reduce: Reduce | None = None,
-        *,
-        start: Tensor | None = None,
-        previous: Tensor | None = None,
-        least: int | None = None,
-    ) -> None:
+        self, problem: Problem, layers: Sequence[int] | None = None, reduce: Reduce | None = None, *,
+        start: Tensor | None = None, previous: Tensor | None = None, least: int | None = None,
+    ) -> None:  # fmt: skip
         self._like, self._reduce = problem.pulls[0].target, reduce
         pulls = tuple(replace(p, target=_flat(p.target), mask=_flat(p.mask)) for p in problem.pulls)
         self.problem, given = problem.but(pulls=pulls), (_flat(start), _flat(previous))
         self.problems, self._clients, size = pulls[0].target.shape
         layers = (size,) if layers is None else tuple(layers)
         masks = [pull.mask[0] for pull in pulls if pull.mask is not None]
-        self._parts: list[Part] = []
+        self._parts: list[Columns] = []
         if not masks:
             self._parts, self._reduce = [Coefficients(self.problem, layers, *given, reduce=reduce)], None
             return
@@ -90,7 +83,8 @@ class Models:
                 self._parts = [Coefficients(self.problem, layers, *given, patterns)]
                 rest, layers = patterns.rest, patterns.rest_layers
         width = COPIES * self._clients * self.problems
-        for layer, c in list(chunks(layers, width, self._like.device)) or [(0, slice(0, 0))]:
+        none = [] if self._parts else [(0, slice(0, 0))]
+        for layer, c in list(chunks(layers, width, self._like.device)) or none:
             where = c if rest is None else rest[c]
             self._parts.append(Columns(self.problem, (layer, len(layers)), where, *given))
 
@@ -108,14 +102,15 @@ class Models:
         `S` is (N, K, K); `step` and `momentum` are (B, 1, 1).
         """
 
-        def proposed(part: Part) -> list[Array]:
+        def proposed(part: Columns) -> list[Array]:
             psi, size = part.psi, part.of_problem(step)
             if momentum is None or part.before is None:
                 base, part.before = psi, None  # and make room
             else:
-                base = psi + part.of_problem(momentum) * (psi - part.before)
-            scaled = [size * weight for weight in part.weights]
-            change = self.problem.gradient_models(base, size * part.of_graph(S), scaled, part.away(base))
+                base = psi + part.cast(part.of_problem(momentum)) * (psi - part.before)
+            scaled = [part.cast(size) * weight for weight in part.weights]
+            across = part.cast(size * part.of_graph(S))
+            change = self.problem.gradient_models(base, across, scaled, part.away(base))
             part.proposed = base - change
             return _measured(part, change if base is psi else part.proposed - psi, details)
 
@@ -126,7 +121,7 @@ class Models:
         whole = torch.diag(torch.stack([pull.weights for pull in self.problem.pulls]).sum(0))
         inverse = enter(torch.linalg.inv(leave(S) + whole))
 
-        def filtered(part: Part) -> list[Array]:
+        def filtered(part: Columns) -> list[Array]:
             part.proposed = part.solve(S, inverse)
             return _measured(part, part.proposed - part.psi)
 
@@ -140,9 +135,9 @@ class Models:
     def gradient(self, S: Array) -> tuple[Array, Array]:
         """Return the squared norm of the gradient by Psi, and the sum of the norms of its parts, (B,) each."""
 
-        def squares(part: Part) -> list[Array]:
+        def squares(part: Columns) -> list[Array]:
             pulled = [weight * away for weight, away in zip(part.weights, part.away(part.psi), strict=True)]
-            terms = [part.of_graph(S) @ part.psi, *pulled]
+            terms = [part.cast(part.of_graph(S)) @ part.psi, *pulled]
             return [part.squares(term) for term in (sum(terms), *terms)]
 
         total, *parts = self._summed(squares)
@@ -157,12 +152,12 @@ class Models:
                 out[..., columns] = models.to(out.dtype)
         return result
 
-    def _sums(self, measure: Callable[[Part], list[Array]]) -> Sums:
+    def _sums(self, measure: Callable[[Columns], list[Array]]) -> Sums:
         step, gram, *more = self._summed(measure)
         pulls = len(self.problem.pulls)
         return Sums(more[:pulls], step, gram, *([more[pulls:-1], more[-1]] if len(more) > pulls else []))
 
-    def _summed(self, measure: Callable[[Part], list[Array]]) -> list[Array]:
+    def _summed(self, measure: Callable[[Columns], list[Array]]) -> list[Array]:
         """Return the sums of what parts measure, over processes in one exchange."""
         totals = measure(self._parts[0])
         for part in self._parts[1:]:
@@ -174,13 +169,13 @@ class Models:
         return [enter(piece).reshape(total.shape) for piece, total in zip(pieces, totals, strict=True)]
 
 
-def _measured(part: Part, step: Array, details: bool = False) -> list[Array]:
+def _measured(part: Columns, step: Array, details: bool = False) -> list[Array]:
     """Return what the columns of a proposed step come to: `Sums` in a row."""
     sums = [part.squares(step), part.gram(part.proposed), *_fidelity(part, part.away(part.proposed))]
     return [*sums, *_fidelity(part, [mask * step for mask in part.masks()]), part.gram(step)] if details else sums
 
 
-def _fidelity(part: Part, away: list[Array]) -> list[Array]:
+def _fidelity(part: Columns, away: list[Array]) -> list[Array]:
     return [part.squares(a, weights) for a, weights in zip(away, part.weights, strict=True)]
 
 

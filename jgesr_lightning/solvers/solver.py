@@ -12,16 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from jgesr_lightning.graph.arrays import (
-    Array,
-    all_of,
-    blind,
-    host,
-    of,
-    positive_part,
-    repeated,
-    set_diagonal,
-)
+from jgesr_lightning.graph.arrays import Array, all_of, blind, host, of, positive_part, repeated, set_diagonal
 from jgesr_lightning.graph.gram import distances_from_gram
 from jgesr_lightning.graph.problem import Stationarity
 from jgesr_lightning.graph.prox import QUIET, Prox
