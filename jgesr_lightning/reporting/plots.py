@@ -60,7 +60,7 @@ INK, ACCENT = "#222222", "#0072B2"
 DARK: Mapping[str, str] = {  # what colours become on a dark page
     INK: "#E6E6E6", "#DDDDDD": "#3F4650", "#FFFFFF": "#16181D", "#000000": "#F2F2F2", "#555555": "#B4B4B4",
     "#0072B2": "#4FA8E0", "#009E73": "#2CC295", "#D55E00": "#FF8A3D", "#E69F00": "#F2B33D", "#CC79A7": "#E29AC2",
-    "#7F3C8D": "#C08AD0", "#8C6D31": "#C8A45C",
+    "#7F3C8D": "#C08AD0", "#8C6D31": "#C8A45C", "#56B4E9": "#B5E0FF", "#66C2A5": "#B0F0DA",
 }  # fmt: skip
 _MARKER_SIZES = {"*": 8.0, "P": 6.5, "X": 6.5, "^": 5.5, "v": 5.5, "<": 5.5, ">": 5.5}  # to look alike in area
 CLASS_COLOURS = (
