@@ -11,7 +11,8 @@ from jgesr_lightning.reporting.tables import Table, column_title
 _SHOWN = (  # heading, metric of the last round, form
     ("iterations", "aggregator/iterations", ".0f"),
     ("converged", "aggregator/converged", ".0%"),
-    ("stationarity", "aggregator/stationarity", ".1e"),
+    ("residual of models", "aggregator/stationarity_models", ".1e"),
+    ("residual of graph", "aggregator/stationarity_graph", ".1e"),
     ("objective", "aggregator/objective", ".4g"),
     ("edges", "aggregator/edges", ".0f"),
 )
@@ -39,7 +40,12 @@ def diagnostics(block: Block, table: Table) -> Grid:
             for _, values, form in kept:
                 value = values[label]
                 row.append(Cell(ABSENT if value is None else format(value, form)))
-    caption = "Seconds of a run, and the aggregation of the last round: means over seeds, converged as a share of them"
+    caption = (
+        "Seconds of a run, and the aggregation of the last round: means over seeds, converged as a share of them; "
+        "residuals: by how much the optimality conditions of J fail, as a share of their terms"
+    )
+    if not any("residual" in heading for _, headings in groups for heading in headings):
+        caption = caption.partition(";")[0]
     return Grid(caption, groups, rows, [], "diagnostics")
 
 

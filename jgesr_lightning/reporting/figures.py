@@ -301,7 +301,7 @@ def _graphs(block: Block, column: Column) -> Iterator[Drawing]:
         yield Drawing(
             f"network_{label}_{column_title(column)}",
             f"{title} (seed {run.config['seed']}): clients on a circle in the order of the matrix; an edge is as broad "
-            f"as its weight, {edges} drawn" + ("." if held is None else "; a node shows its classes."),
+            f"as its weight, {edges}" + ("." if held is None else "; a node shows its classes."),
             partial(graph_network, weights, held[1] if held else None, held[0] if held else (), around, title),
             "graph",
         )

@@ -189,3 +189,15 @@ def test_many_methods_level_with_the_best_are_counted(tmp_path):
     (text,) = summary(table)
     level = text.partition("cannot be told apart from ")[2]
     assert level.count("(alpha=") == 5 and level.endswith(" and 3 others.")
+
+
+def test_diagnostics_show_how_far_from_stationary_a_solver_stopped(tmp_path):
+    for seed, residual in enumerate((1e-3, 3e-3)):
+        path = make_run(tmp_path, f"r{seed}", 0.9, seed=seed) / "summary.json"
+        content = json.loads(path.read_text())
+        content["last"] |= {"aggregator/stationarity_models": residual, "aggregator/iterations": 60 + seed}
+        path.write_text(json.dumps(content))
+    text = made(tmp_path)
+    assert "<th>residual of models</th>" in text and "residual of graph" not in text
+    assert "<td>2.0e-03</td>" in text
+    assert "optimality conditions of J fail" in text
