@@ -64,8 +64,12 @@ def open_folder(config: Config, folder: Path, held: ExitStack, data_digest: str 
         _prepare(config, folder, resumed)
     except InUseError as error:
         return Opening(refusal=f"{folder} is in use by another run ({error}); choose another name=")
-    except (ConfigError, OSError) as error:
+    except ConfigError as error:
         return Opening(refusal=str(error))
+    except OSError as error:
+        place = "" if error.filename is None else f": {os.fsdecode(error.filename)}"
+        why = f"{error.strerror or error}{place}"
+        return Opening(refusal=f"{folder} cannot be made or written ({why}); choose another output_dir= or name=")
     return Opening(None if resumed is None else resumed.folder)
 
 

@@ -277,6 +277,7 @@ WRONG = {
     "machines": (["runtime.num_nodes=2"], "torchrun --nnodes=2"),
     "an accelerator": (["runtime.accelerator=mps"], "there is none here"),
     "output_dir": (["output_dir=/proc/nowhere"], "/proc/nowhere"),
+    "output_dir, a file": (["output_dir=HERE/tiny.yaml"], "tiny.yaml/tiny cannot be made or written (File exists"),
 }
 
 
@@ -285,7 +286,7 @@ def test_what_is_wrong_is_one_line_and_status_2_and_nothing_is_written(base, tmp
     settings, expected = WRONG[what]
     config = write_config(tmp_path)
     first = str(base.parent / "runs" / "first")
-    given = [setting.replace("FIRST", first) for setting in settings]
+    given = [setting.replace("FIRST", first).replace("HERE", str(tmp_path)) for setting in settings]
     status, output = train(config, *given, log=tmp_path / "log.txt")
     assert status == 2
     assert output.startswith("error: ")

@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from jgesr_lightning.client import ClientModule
 from jgesr_lightning.training.batches import split, visit_orders
+from jgesr_lightning.training.network import check_stacked
 from jgesr_lightning.training.sequential import SequentialEngine
 from tests.training.test_engines import BATCH, CLASSES, EPOCHS, make_data, make_engine, run_rounds
 
@@ -177,3 +178,14 @@ def test_networks_of_other_kinds_train_as_by_hand(make):
     models, _ = run_rounds(engine, state_row(engine, net), rounds=1)
     for k, own in enumerate(data):
         torch.testing.assert_close(models[k], state_row(engine, by_hand(net, own, k)), rtol=0, atol=1e-12)
+
+
+def test_a_network_of_nan_is_no_network_of_another_kind():
+    net = flat()
+    check_stacked(net, (1, 12, 12))
+    net[1].weight.data.fill_(torch.nan)
+    check_stacked(net, (1, 12, 12))
+    net[1].weight.data.fill_(0.0)
+    net.register_forward_hook(lambda module, inputs, output: output + 1)
+    with pytest.raises(ValueError, match="by hooks"):
+        check_stacked(net, (1, 12, 12))
