@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +28,7 @@ from jgesr_lightning.layout import ParameterLayout
 from jgesr_lightning.models import build_model, check_sizes, shape_arguments
 from jgesr_lightning.names import label
 from jgesr_lightning.plan import RoundPlan
-from jgesr_lightning.regularisers import Proximal, Regulariser
+from jgesr_lightning.regularisers import Proximal
 from jgesr_lightning.runtime.sharding import Sharding, assign
 from jgesr_lightning.runtime.signals import StopRequest
 from jgesr_lightning.schedules import Schedule
@@ -46,12 +44,14 @@ class Start:
     """What everybody starts from.
 
     Attributes:
+        aggregator: the server's method, at its beginning.
         net: the network, with the initial weights.
         layout: order of the columns.
         initial: (d,) the initial model.
         noise_std: standard deviation of the uplink's noise, fixed for the run.
     """
 
+    aggregator: Aggregator
     net: nn.Module
     layout: ParameterLayout
     initial: Tensor
@@ -105,12 +105,13 @@ def data_module(config: Config) -> FederatedDataModule:
 
 
 def start(config: Config, data: FederatedDataModule, device_type: str) -> Start:
-    """Return the initial model and what is derived from it.
+    """Return the method, the initial model and what is derived from it.
 
     Raises:
         ConfigError: the network does not fit the data, or the clients' sizes, or the engine that was asked for.
     """
     local, precision = config.local, config.runtime.precision
+    aggregator = build_aggregator(config.aggregator.name, **config.aggregator.settings)
     try:
         net = build_model(
             config.model.name, *shape_arguments(data.input_shape), data.num_classes, config.seed_of("initial")
@@ -121,16 +122,17 @@ def start(config: Config, data: FederatedDataModule, device_type: str) -> Start:
         raise ConfigError(error) from error
     layout = ParameterLayout.of(net)
     initial = layout.flatten(net.state_dict())
-    return Start(net, layout, initial, float(noise_std_for(initial[: layout.num_parameters], config.channel.noise)))
+    noise_std = float(noise_std_for(initial[: layout.num_parameters], config.channel.noise))
+    return Start(aggregator, net, layout, initial, noise_std)
 
 
-def watchers(config: Config, folder: Path, data: FederatedDataModule, begin: Start) -> Watchers:
-    """Return the callbacks of a run whose files go to `folder`."""
+def watchers(config: Config, folder: Path, data: FederatedDataModule, begin: Start, labels: Labels) -> Watchers:
+    """Return the callbacks of a run whose files go to `folder`, and which W&B files under `labels`."""
     table = partition_table(data.classes, data.class_counts, data.sizes.tolist(), data.test_sizes.tolist())
-    files = ResultFiles(folder, _facts(config, folder, data, begin.noise_std), config.logging.csv, table, config.metric)
+    files = ResultFiles(folder, _facts(config, folder, data, begin), config.logging.csv, table, config.metric)
     wandb_log = WandbLog(
         folder=folder,
-        labels=wandb_labels(config, folder),
+        labels=labels,
         config=to_dict(config),
         mode=config.logging.wandb_mode if config.logging.wandb else "disabled",
         graph_every=config.logging.graph_every,
@@ -174,7 +176,7 @@ def round_plan(
     sizes = data.sizes.tolist()
     owners = assign([config.local.epochs * size for size in sizes], fabric.world_size)
     sharding = Sharding(owners, begin.layout.size, fabric.global_rank, fabric.device)
-    aggregator = build_aggregator(config.aggregator.name, **config.aggregator.settings).to(fabric.device)
+    aggregator = begin.aggregator.to(fabric.device)
     client = client_module(config, begin.net, aggregator)
     device, dtype = fabric.device, begin.initial.dtype
     own = [
@@ -231,35 +233,9 @@ def client_module(config: Config, net: nn.Module, aggregator: Aggregator) -> Cli
     )
 
 
-@contextlib.contextmanager
-def deterministic(wanted: bool) -> Iterator[None]:
-    """Let the libraries take the algorithms that repeat their bits, where wanted, and leave them as they were after."""
-    if not wanted:
-        yield
-        return
-    filling, cudnn = torch.utils.deterministic, torch.backends.cudnn
-    before = torch.get_deterministic_debug_mode(), filling.fill_uninitialized_memory, cudnn.benchmark  # type: ignore[attr-defined]
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    # filling fresh memory guards against reading it uninitialised, which nothing here does; it costs a pass a tensor
-    filling.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    cudnn.benchmark = False
-    try:
-        yield
-    finally:
-        torch.set_deterministic_debug_mode(before[0])
-        filling.fill_uninitialized_memory, cudnn.benchmark = before[1:]  # type: ignore[attr-defined]
-
-
-def client_terms(config: Config) -> tuple[Regulariser, ...]:
-    """Return what the clients add to their loss."""
-    method = config.aggregator
-    return build_aggregator(method.name, **method.settings).client_terms(config.local.proximal_mu)
-
-
-def _facts(config: Config, folder: Path, data: FederatedDataModule, noise_std: float) -> dict[str, Any]:
+def _facts(config: Config, folder: Path, data: FederatedDataModule, begin: Start) -> dict[str, Any]:
     """Return what summary.json says of the run besides its outcome."""
-    terms = client_terms(config)
+    terms = begin.aggregator.client_terms(config.local.proximal_mu)
     return {
         "name": folder.name,
         "method": label(config.aggregator.name),
@@ -267,7 +243,7 @@ def _facts(config: Config, folder: Path, data: FederatedDataModule, noise_std: f
         "data": data.facts(),
         "model": label(config.model.name),
         "noise": config.channel.noise,
-        "noise_std": noise_std,
+        "noise_std": begin.noise_std,
         "missing_rate": config.channel.missing_rate,
         "seed": config.seed,
         "fidelity": config.aggregator.settings.get("fidelity"),

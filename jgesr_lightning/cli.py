@@ -9,6 +9,7 @@ included. What a command needs is imported by that command: help and mistakes an
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import os
 import sys
@@ -220,74 +221,26 @@ def data(arguments: Sequence[str]) -> int:
     return 0
 
 
-def table(arguments: Sequence[str]) -> int:
-    """Print and write the tables of finished runs."""
-    from jgesr_lightning.reporting import table
-
-    return table.main(arguments)
-
-
-def figures(arguments: Sequence[str]) -> int:
-    """Draw the figures of finished runs."""
-    from jgesr_lightning.reporting import figures
-
-    return figures.main(arguments)
-
-
-def report(arguments: Sequence[str]) -> int:
-    """Write one page with the tables and figures of finished runs."""
-    from jgesr_lightning.reporting import report
-
-    return report.main(arguments)
-
-
-def map_(arguments: Sequence[str]) -> int:
-    """Print and draw where which method leads."""
-    from jgesr_lightning.reporting import map as command
-
-    return command.main(arguments)
-
-
-def score(arguments: Sequence[str]) -> int:
-    """Print how far runs lie from the paper's numbers."""
-    from jgesr_lightning.reporting import score as command
-
-    return command.main(arguments)
-
-
 def study(arguments: Sequence[str]) -> int:
-    """Run the cells of a study that are not finished yet."""
+    """Run the cells of a study that are not finished yet, each by this program's own `train`."""
     from jgesr_lightning.study import command
 
     return command.main(arguments, run=main)
 
 
-def export(arguments: Sequence[str]) -> int:
-    """Take a run's models away."""
-    from jgesr_lightning.trained import export
+def elsewhere(place: str) -> Callable[[Sequence[str]], int]:
+    """Return the command that stands in another module, which is imported when it runs.
 
-    return export.main(arguments)
+    Args:
+        place: ``module:function``, the module as seen from this package.
+    """
 
+    def run(arguments: Sequence[str]) -> int:
+        module, _, function = place.partition(":")
+        status: int = getattr(importlib.import_module(f"jgesr_lightning.{module}"), function)(arguments)
+        return status
 
-def predict(arguments: Sequence[str]) -> int:
-    """Classify samples by a client's model."""
-    from jgesr_lightning.trained import scoring
-
-    return scoring.predict_main(arguments)
-
-
-def evaluate(arguments: Sequence[str]) -> int:
-    """Score every client's model."""
-    from jgesr_lightning.trained import scoring
-
-    return scoring.evaluate_main(arguments)
-
-
-def attach(arguments: Sequence[str]) -> int:
-    """Let a new client join a run."""
-    from jgesr_lightning.trained import attach
-
-    return attach.main(arguments)
+    return run
 
 
 def configuration(arguments: Sequence[str]) -> Config:
@@ -331,15 +284,17 @@ COMMANDS = {
     "config": Command(show, "print the configuration with everything filled in"),
     "init": Command(init, "copy the configurations and SLURM scripts, to edit"),
     "data": Command(data, "fetch a data set (mnist, cifar10) and keep it decoded"),
-    "table": Command(table, "tables from the runs in folders"),
-    "figures": Command(figures, "figures from the runs in folders"),
-    "report": Command(report, "one HTML page with both"),
-    "map": Command(map_, "which method leads where, over two settings of a study"),
-    "score": Command(score, "how far runs lie from the paper's numbers, a row a reading"),
-    "export": Command(export, "a run's models as safetensors files, with a card"),
-    "predict": Command(predict, "classes of new samples, by a client's model"),
-    "evaluate": Command(evaluate, "accuracy of every client's model, on new data or its own"),
-    "attach": Command(attach, "a new client: trained, joined to the learned graph, scored"),
+    "table": Command(elsewhere("reporting.table:main"), "tables from the runs in folders"),
+    "figures": Command(elsewhere("reporting.figures:main"), "figures from the runs in folders"),
+    "report": Command(elsewhere("reporting.report:main"), "one HTML page with both"),
+    "map": Command(elsewhere("reporting.map:main"), "which method leads where, over two settings of a study"),
+    "score": Command(elsewhere("reporting.score:main"), "how far runs lie from the paper's numbers, a row a reading"),
+    "export": Command(elsewhere("trained.export:main"), "a run's models as safetensors files, with a card"),
+    "predict": Command(elsewhere("trained.scoring:predict_main"), "classes of new samples, by a client's model"),
+    "evaluate": Command(
+        elsewhere("trained.scoring:evaluate_main"), "accuracy of each client's model, on new data or its own"
+    ),
+    "attach": Command(elsewhere("trained.attach:main"), "a new client: trained, joined to the learned graph, scored"),
     "study": Command(study, "run what is left of a study (table1_small, or a file)"),
 }
-"""Every command, in the order in which help lists them; a new one is a line here and a function above."""
+"""Every command, in the order in which help lists them; a new one is a line here."""

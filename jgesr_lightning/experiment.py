@@ -29,8 +29,10 @@ from jgesr_lightning.runtime.launch import Launch, build_fabric, first_process, 
 from jgesr_lightning.runtime.launch import plan as plan_launch
 from jgesr_lightning.runtime.sharding import PeerLostError, talking
 from jgesr_lightning.runtime.signals import StopRequest
+from jgesr_lightning.seeding import deterministic
 from jgesr_lightning.trained import Trained, open_trained
 from jgesr_lightning.training import precision_remark
+from jgesr_lightning.wandb_names import Labels
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -90,6 +92,25 @@ class Result:
             raise ConfigError(f"{path} cannot be read ({error})") from None
 
 
+@dataclass(frozen=True)
+class _Parts:
+    """What each process has made before they are joined.
+
+    Attributes:
+        folder: of the run.
+        launch: which processes there are.
+        data: read and shared out.
+        start: what everybody starts from.
+        labels: what W&B files the run under.
+    """
+
+    folder: Path
+    launch: Launch
+    data: FederatedDataModule
+    start: build.Start
+    labels: Labels
+
+
 def run(config: Config) -> Result:
     """Run the federation that `config` describes.
 
@@ -113,22 +134,22 @@ def run(config: Config) -> Result:
             return Result("failed", run_folder(config), 0)
         raise ConfigError(error) from error
     folder = run_folder(config)
-    build.wandb_labels(config, folder)  # refused before any work
+    labels = build.wandb_labels(config, folder)  # refused before any work
     meet_early(launch)
     data = build.data_module(config)
-    start = build.start(config, data, launch.accelerator)
+    parts = _Parts(folder, launch, data, build.start(config, data, launch.accelerator), labels)
     if not first_process():
         try:
-            return _run(config, folder, data, start, None, launch)
+            return _run(config, parts, None)
         except (ConfigError, NonFiniteError, checkpoint.CheckpointError, PeerLostError):
             # the first process has the same error, or is the one that was lost: one line is enough
             return Result("failed", folder, 0)
     with ExitStack() as held:
         opening = open_folder(config, folder, held, data.digest())
         if launch.launcher != OURSELVES:
-            return _run(config, folder, data, start, opening, launch)
+            return _run(config, parts, opening)
         early = _outcome(opening, config, folder)  # before the other processes are started
-        return early or _run(config, folder, data, start, opening, launch)
+        return early or _run(config, parts, opening)
 
 
 def _outcome(opening: Opening, config: Config, folder: Path) -> Result | None:
@@ -142,17 +163,11 @@ def _outcome(opening: Opening, config: Config, folder: Path) -> Result | None:
     return Result("finished", folder, config.rounds)
 
 
-def _run(
-    config: Config,
-    folder: Path,
-    data: FederatedDataModule,
-    start: build.Start,
-    opening: Opening | None,
-    launch: Launch,
-) -> Result:
-    """Launch the processes, build the parts, and run."""
-    watchers = build.watchers(config, folder, data, start)
-    with build.deterministic(config.deterministic), StopRequest() as stop:
+def _run(config: Config, parts: _Parts, opening: Opening | None) -> Result:
+    """Launch the processes, build what needs them, and run."""
+    folder, launch, data = parts.folder, parts.launch, parts.data
+    watchers = build.watchers(config, folder, data, parts.start, parts.labels)
+    with deterministic(config.deterministic), StopRequest() as stop:
         agreed: Opening | None = None
         failure = ""
         try:
@@ -165,7 +180,7 @@ def _run(
             early = _outcome(agreed, config, folder)
             if early:
                 return early
-            plan, reason = build.round_plan(config, fabric, data, start, watchers.orchestrator, stop)
+            plan, reason = build.round_plan(config, fabric, data, parts.start, watchers.orchestrator, stop)
             if fabric.is_global_zero:
                 _announce(config, folder, launch, plan, reason)
                 if data.left_out:
@@ -222,7 +237,7 @@ def _announce(config: Config, folder: Path, launch: Launch, plan: RoundPlan, rea
         f"{network} of {plan.layout.size:,} parameters"
     )
     say(f"{launch.world_size} x {launch.accelerator}, engine {plan.engine.name} ({reason}); results go to {folder}")
-    terms = build.client_terms(config)
+    terms = plan.aggregator.client_terms(config.local.proximal_mu)
     if terms:
         say(f"the clients add to their loss: {', '.join(map(repr, terms))}")
     remark = precision_remark(launch.accelerator, config.runtime.precision)

@@ -130,18 +130,7 @@ class Federation:
                 reduce=sharding.sum,
                 noise_std=plan.uplink.noise_std.expand(len(plan.weights)),
             )
-        if plan.nonfinite != "drop_all" and aggregate.info.get("participants") == 0:
-            why = (
-                "every upload held NaN or infinity; a smaller local.lr or channel.noise may help"
-                if record.info["dropped_clients"]
-                else "no entry of any model arrived; channel.missing_rate is too high"
-            )
-            raise NonFiniteError(f"round {number}: nothing usable arrived: {why} (nonfinite=drop_all goes on even so)")
-        if sharding.any(not bool(torch.isfinite(aggregate.models).all())):
-            raise NonFiniteError(
-                f"round {number}: the aggregate of {plan.aggregator.name} is not finite; "
-                f"the models of round {number - 1} are kept"
-            )
+        self._refuse_unusable(aggregate, record)
         if len(self._variances):  # the noise can have made a running variance negative
             for models in (aggregate.models, *([] if aggregate.own is None else [aggregate.own.rest])):
                 models[:, self._variances] = models[:, self._variances].clamp_(min=0)
@@ -188,6 +177,22 @@ class Federation:
         record.clients["participated"] = present.to(torch.float64).tolist()
         record.info["dropped_clients"] = broken
         return present
+
+    def _refuse_unusable(self, aggregate: Aggregate, record: RoundRecord) -> None:
+        """Raise NonFiniteError for a round in which nothing usable arrived, and for an aggregate that is not finite."""
+        plan, number = self.plan, record.round
+        if plan.nonfinite != "drop_all" and aggregate.info.get("participants") == 0:
+            why = (
+                "every upload held NaN or infinity; a smaller local.lr or channel.noise may help"
+                if record.info["dropped_clients"]
+                else "no entry of any model arrived; channel.missing_rate is too high"
+            )
+            raise NonFiniteError(f"round {number}: nothing usable arrived: {why} (nonfinite=drop_all goes on even so)")
+        if plan.sharding.any(not bool(torch.isfinite(aggregate.models).all())):
+            raise NonFiniteError(
+                f"round {number}: the aggregate of {plan.aggregator.name} is not finite; "
+                f"the models of round {number - 1} are kept"
+            )
 
     def _finish_round(self, state: FederationState, record: RoundRecord, trained: Tensor | None) -> None:
         """Evaluate, log and let the callbacks save."""

@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from jgesr_lightning.config import Config, ConfigError, completed, load_config, to_dict, to_yaml
+from jgesr_lightning.identity import flatten
 from jgesr_lightning.paths import user_path
 from jgesr_lightning.runtime import checkpoint
 from jgesr_lightning.runtime.files import InUseError, locked, move_aside, say, write_text
 from jgesr_lightning.summary import DamagedSummaryError, read_summary
 
 FREE_ON_RESUME = (
-    *("name", "output_dir", "resume", "rounds"),
-    *("engine", "deterministic", "runtime", "checkpoint", "logging", "metric"),
+    *("name", "output_dir", "resume", "rounds", "engine", "deterministic", "checkpoint", "logging", "metric"),
+    *("data.root", "data.verify", "runtime.accelerator", "runtime.devices", "runtime.num_nodes"),
 )
-"""Keys that may differ between a checkpoint and the run that goes on from it: they do not change what is computed."""
+"""Keys and sections that may differ between a checkpoint and the run that goes on from it: they change no result."""
 
 
 @dataclass(frozen=True)
@@ -124,23 +125,12 @@ def _check_data(found: Path, digest: str) -> None:
         )
 
 
-def _differences(former: dict[str, Any], present: dict[str, Any], prefix: str = "") -> list[str]:
+def _differences(former: dict[str, Any], present: dict[str, Any]) -> list[str]:
     """Return the keys that differ, with both values, save those that a resumed run may change."""
-    lines = []
-    for key in sorted(former.keys() | present.keys()):
-        old, new = former.get(key), present.get(key)
-        if (not prefix and key in FREE_ON_RESUME and key != "runtime") or f"{prefix}{key}" in (
-            "data.root",
-            "data.verify",
-        ):
-            continue
-        if not prefix and key == "runtime":
-            old, new = ({"precision": dict(section or {}).get("precision")} for section in (old, new))
-        if isinstance(old, dict) and isinstance(new, dict):
-            lines += _differences(old, new, f"{prefix}{key}.")
-        elif old != new:
-            lines.append(f"{prefix}{key} was {old}, is {new}")
-    return lines
+    old, new = flatten(former), flatten(present)
+    keys = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
+    free = tuple(f"{key}." for key in FREE_ON_RESUME)
+    return [f"{key} was {old.get(key)}, is {new.get(key)}" for key in keys if not f"{key}.".startswith(free)]
 
 
 def _is_finished(folder: Path, found: Path) -> bool:

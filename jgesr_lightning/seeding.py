@@ -1,8 +1,14 @@
-"""One random generator per (seed, purpose, round, client): results depend on neither order nor number of processes."""
+"""One random generator per (seed, purpose, round, client), and algorithms that repeat their bits.
+
+Results depend on neither order nor number of processes.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
+from collections.abc import Iterator
 
 import torch
 
@@ -28,3 +34,23 @@ def derive(seed: int, purpose: str, round_number: int = 0, client: int = 0) -> i
 def generator(seed: int, purpose: str, round_number: int = 0, client: int = 0) -> torch.Generator:
     """Return a CPU generator for one purpose, round and client; the same numbers on every device and process."""
     return torch.Generator().manual_seed(derive(seed, purpose, round_number, client))
+
+
+@contextlib.contextmanager
+def deterministic(wanted: bool) -> Iterator[None]:
+    """Let the libraries take the algorithms that repeat their bits, where wanted, and leave them as they were after."""
+    if not wanted:
+        yield
+        return
+    filling, cudnn = torch.utils.deterministic, torch.backends.cudnn
+    before = torch.get_deterministic_debug_mode(), filling.fill_uninitialized_memory, cudnn.benchmark  # type: ignore[attr-defined]
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    # filling fresh memory guards against reading it uninitialised, which nothing here does; it costs a pass a tensor
+    filling.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(before[0])
+        filling.fill_uninitialized_memory, cudnn.benchmark = before[1:]  # type: ignore[attr-defined]

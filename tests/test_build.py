@@ -1,9 +1,6 @@
 """From a configuration to the parts: what is said of them, and what cannot be is refused before anything is written."""
 
-import contextlib
-
 import pytest
-import torch
 
 from jgesr_lightning import build
 from jgesr_lightning.config import ConfigError, load_config
@@ -37,7 +34,8 @@ def config(*settings):
 def test_the_proximal_weight_in_force_is_named(tmp_path, settings, mu):
     made = config(*settings)
     data = build.data_module(made)
-    facts = build.watchers(made, tmp_path, data, build.start(made, data, "cpu")).files.facts
+    labels = build.wandb_labels(made, tmp_path)
+    facts = build.watchers(made, tmp_path, data, build.start(made, data, "cpu"), labels).files.facts
     assert facts["proximal_mu"] == mu
     assert facts["client_terms"] == ([f"Proximal(mu={mu:g})"] if mu else [])
 
@@ -64,14 +62,3 @@ def test_a_network_that_cannot_be_trained_stops_the_run_before_its_folder(tmp_pa
     with pytest.raises(ConfigError, match=message) as caught:
         run(config(f"model.name={tmp_path / 'networks.py'}:{network}", f"output_dir={tmp_path / 'runs'}", *more))
     assert "\n" not in str(caught.value) and not (tmp_path / "runs").exists()
-
-
-def test_deterministic_algorithms_are_on_for_a_run_alone():
-    before = torch.get_deterministic_debug_mode(), torch.backends.cudnn.benchmark
-    with contextlib.suppress(KeyError), build.deterministic(True):
-        assert torch.are_deterministic_algorithms_enabled() and torch.is_deterministic_algorithms_warn_only_enabled()
-        assert not torch.utils.deterministic.fill_uninitialized_memory
-        raise KeyError
-    assert (torch.get_deterministic_debug_mode(), torch.backends.cudnn.benchmark) == before
-    with build.deterministic(False):
-        assert (torch.get_deterministic_debug_mode(), torch.backends.cudnn.benchmark) == before

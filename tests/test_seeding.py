@@ -1,3 +1,4 @@
+import contextlib
 import itertools
 
 import torch
@@ -47,3 +48,14 @@ def test_generator_leaves_the_global_stream_alone():
     torch.manual_seed(5)
     torch.rand(4, generator=seeding.generator(0, seeding.INIT))
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_deterministic_algorithms_are_on_for_a_run_alone():
+    before = torch.get_deterministic_debug_mode(), torch.backends.cudnn.benchmark
+    with contextlib.suppress(KeyError), seeding.deterministic(True):
+        assert torch.are_deterministic_algorithms_enabled() and torch.is_deterministic_algorithms_warn_only_enabled()
+        assert not torch.utils.deterministic.fill_uninitialized_memory
+        raise KeyError
+    assert (torch.get_deterministic_debug_mode(), torch.backends.cudnn.benchmark) == before
+    with seeding.deterministic(False):
+        assert (torch.get_deterministic_debug_mode(), torch.backends.cudnn.benchmark) == before

@@ -19,7 +19,7 @@ from jgesr_lightning import names
 from jgesr_lightning.aggregators import aggregator_names, aggregator_settings
 from jgesr_lightning.checks import nearest
 from jgesr_lightning.config.error import ConfigError
-from jgesr_lightning.config.methods import method_settings, refuse_unknown, settings_model
+from jgesr_lightning.config.methods import method_settings, refuse_unknown
 from jgesr_lightning.config.schema import KEYS, SECTIONS, Config
 from jgesr_lightning.config.section import located, looks_like
 from jgesr_lightning.config.shipped import find_config, folders
@@ -125,7 +125,7 @@ def _file_layers(path: Path, read: dict[Path, bool]) -> list[Layer]:
 
 def _base(name: Setting, path: Path) -> Path:
     """Return the base file of that name: one beside the file, or for a bare name one that is shipped."""
-    if not isinstance(name, Text):
+    if not isinstance(name, Text) or name.is_null:
         raise ConfigError(f"{name.where}: base must be the name of a file, or a list of such")
     base = path.parent / user_path(name)
     if not base.is_file() and name == Path(name).stem:
@@ -185,10 +185,7 @@ def _merge(layers: Sequence[Layer], stem: str) -> Config:
     name = given.get("name")
     named = not (name is None or (isinstance(name, Text) and name.is_null))
     given |= {f"aggregator.{key}": value for key, value in settings.items()}
-    tree = _nested(_interpolated(given if named else given | {"name": Text(stem)}, method))
-    if settings:
-        tree["aggregator"] |= settings_model(method).read({key: tree["aggregator"][key] for key in settings})
-    config = Config.read(tree)
+    config = Config.read(_nested(_interpolated(given if named else given | {"name": Text(stem)}, method)))
     if not named:
         config.model_fields_set.discard("name")
     return config

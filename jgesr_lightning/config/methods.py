@@ -13,6 +13,7 @@ from jgesr_lightning import names
 from jgesr_lightning.aggregators import aggregator_settings, build_aggregator, setting_types
 from jgesr_lightning.checks import nearest
 from jgesr_lightning.config.section import Section
+from jgesr_lightning.config.written import Written
 from jgesr_lightning.signatures import REQUIRED
 
 
@@ -60,7 +61,9 @@ def checked_settings(method: str, settings: dict[str, Any]) -> dict[str, Any]:
         ValueError: an unknown setting, or a value that cannot be used.
     """
     refuse_unknown(settings, method)
-    values = dict(settings_model(method)(**settings))
+    model = settings_model(method)
+    as_written = any(isinstance(value, Written) for value in settings.values())
+    values = dict(model.read(settings) if as_written else model(**settings))
     if names.is_builtin("aggregators", method) and values == aggregator_settings(method):
         return values
     try:
