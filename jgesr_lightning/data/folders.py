@@ -28,6 +28,7 @@ FORMATS = {
     ".pbm": "PPM",
 }
 FILE_LIMIT = 1 << 28  # bytes of one image file
+OTHERS = ("@eaDir", "__MACOSX", "lost+found")  # folders of file servers (thumbnails), of archives, of disks
 
 Tree = dict[str, list[Path]]  # a class -> its images
 
@@ -91,7 +92,7 @@ def _tree(folder: Path, root: Path, left_out: list[str]) -> Tree:
     for place in sorted(folder.iterdir()):
         if place.name == ".cache":
             continue
-        if place.name.startswith(".") or not place.is_dir():
+        if _hidden(place.name) or not place.is_dir():
             left_out.append(place.relative_to(root).as_posix())
         elif images := _images(place, root, left_out):
             tree[place.name] = images
@@ -102,6 +103,10 @@ def _tree(folder: Path, root: Path, left_out: list[str]) -> Tree:
     return tree
 
 
+def _hidden(folder: str) -> bool:
+    return folder.startswith(".") or folder in OTHERS
+
+
 def _images(place: Path, root: Path, left_out: list[str]) -> list[Path]:
     found, seen = [], set()
     for here, folders, files in os.walk(place, onerror=_refuse, followlinks=True):
@@ -110,7 +115,7 @@ def _images(place: Path, root: Path, left_out: list[str]) -> list[Path]:
             folders.clear()
             continue
         seen.add(identity)
-        hidden = sorted(name for name in folders if name.startswith("."))
+        hidden = sorted(filter(_hidden, folders))
         folders[:] = sorted(set(folders) - set(hidden))
         for name in sorted(files):
             path = Path(here, name)

@@ -63,6 +63,9 @@ def test_what_is_no_image_is_left_out_and_said(tree):
     (tree / "readme.txt").write_text("hello")
     (tree / ".ipynb_checkpoints").mkdir()
     save_image(tree / ".ipynb_checkpoints" / "00-checkpoint.png", PIXELS[0])
+    for folder in (tree / "@eaDir", tree / "ant" / "@eaDir" / "00.png"):  # a file server's thumbnails
+        folder.mkdir(parents=True)
+        save_image(folder / "SYNOPHOTO_THUMB_M.png", PIXELS[0])
     (tree / "ant" / ".hidden").mkdir()
     (tree / "ant" / "._00.png").write_bytes(b"resource fork")
     (tree / "empty").mkdir()
@@ -70,7 +73,7 @@ def test_what_is_no_image_is_left_out_and_said(tree):
     dataset = load_dataset("folder", tree)
     assert dataset.classes == ("ant", "bee", "cow") and len(dataset.train_inputs) == 24
     assert dataset.left_out.startswith(
-        "left out 5 files that are not part of the set: .ipynb_checkpoints, ant/._00.png"
+        "left out 7 files that are not part of the set: .ipynb_checkpoints, @eaDir, ant/._00.png"
     )
 
 
