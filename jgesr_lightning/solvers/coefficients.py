@@ -120,17 +120,13 @@ class Coefficients(Columns):
         norms = norms[:, : K * len(pulls)].reshape(self._problems, -1).sum(-1)
         self.first = self._by_graph(enter(full[:, mine][:, :, mine])), enter(norms)
 
-    def of_graph(self, matrices: Array) -> Array:
+    def own(self, numbers: Array) -> Array:
         """See `Columns`."""
-        return matrices if self._patterns is None or len(matrices) == 1 else matrices[self._patterns.layers]
+        return numbers if self._patterns is None or len(numbers) == 1 else numbers[self._patterns.layers]
 
     def cast(self, numbers: Array) -> Array:
         """See `Columns`."""
         return numbers
-
-    def of_problem(self, numbers: Array) -> Array:
-        """See `Columns`."""
-        return numbers if self._problems == 1 else repeated(numbers, len(self._sizes))
 
     def away(self, psi: Array) -> list[Array]:
         """See `Columns`; masks are in the weights."""

@@ -69,13 +69,9 @@ class Columns:
                 target.masked_fill_(~pull.mask[..., columns], torch.nan)
         self.first = self.gram(torch.cat([self.psi, self._shared], -2)), enter(norms)
 
-    def of_graph(self, matrices: Array) -> Array:
-        """Return each iterate's own of (N, K, K)."""
-        return matrices[self._layer[0] :: self._layer[1]]
-
-    def of_problem(self, numbers: Array) -> Array:
-        """Return each iterate's own of (B, 1, 1)."""
-        return numbers
+    def own(self, numbers: Array) -> Array:
+        """Return each iterate's own of (N, ...), one a graph."""
+        return numbers[self._layer[0] :: self._layer[1]]
 
     def cast(self, numbers: Array) -> Any:
         """Return K x K numbers in the type of the iterates."""
@@ -113,14 +109,14 @@ class Columns:
         psi, pulls = leave(self.psi).double(), zip(self.weights, self.masks(), self.away(0 * self.psi), strict=True)
         terms = [(leave(weight * mask) + 0 * psi, leave(-weight * away) + 0 * psi) for weight, mask, away in pulls]
         z, right = (torch.stack(each).sum(0) for each in zip(*terms, strict=True))
-        own = leave(self.of_graph(S)), leave(self.of_graph(inverse))
+        own = leave(self.own(S)), leave(self.own(inverse))
         return self.cast(enter(solve_columns(*own, z, right, psi)))
 
     def accept(self, which: Array | None) -> None:
-        """Make the proposed iterate the current one: of all problems, or of those of `which`, (B,) bool."""
+        """Make the proposed iterate the current one: of all problems, or of those of `which`, (N,) bool."""
         before, psi, self.proposed = self.psi, self.proposed, None
         if which is not None:
-            chosen, where = self.cast(self.of_problem(which[:, None, None])) > 0, of(psi).where
+            chosen, where = self.cast(self.own(which[:, None, None])) > 0, of(psi).where
             before = before if self.before is None else where(chosen, before, self.before)
             psi = where(chosen, psi, self.psi)
         self.before, self.psi = before, psi

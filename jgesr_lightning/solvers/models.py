@@ -96,20 +96,20 @@ class Models:
         self.bound = _ABSURD**2 * (norms + per_problem(total, self.problems))
         return cosine_from_gram(inner), distances_from_gram(gram[:, :-1, :-1])
 
-    def propose(self, S: Array, step: Array, momentum: Array | None = None, *, details: bool = False) -> Sums:
+    def propose(self, S: Array, step: Array, momentum: Array | None = None, details: bool = False) -> Sums:
         """Compute Psi+ = Y - step (sum_i Z_i M_i * (Y - T_i) + S Y) at Y = Psi + momentum (Psi - Psi_before).
 
-        `S` is (N, K, K); `step` and `momentum` are (B, 1, 1).
+        `S` is (N, K, K); `step` and `momentum` are (N, 1, 1), the same for all graphs of a problem.
         """
 
         def proposed(part: Columns) -> list[Array]:
-            psi, size = part.psi, part.of_problem(step)
+            psi, size = part.psi, part.own(step)
             if momentum is None or part.before is None:
                 base, part.before = psi, None  # and make room
             else:
-                base = psi + part.cast(part.of_problem(momentum)) * (psi - part.before)
+                base = psi + part.cast(part.own(momentum)) * (psi - part.before)
             scaled = [part.cast(size) * weight for weight in part.weights]
-            across = part.cast(size * part.of_graph(S))
+            across = part.cast(size * part.own(S))
             change = self.problem.gradient_models(base, across, scaled, part.away(base))
             part.proposed = base - change
             return _measured(part, change if base is psi else part.proposed - psi, details)
@@ -128,7 +128,7 @@ class Models:
         return self._sums(filtered)
 
     def accept(self, which: Array | None = None) -> None:
-        """Make the proposed iterate the current one: of all problems, or of those of `which`, (B,) bool."""
+        """Make the proposed iterate the current one: of all problems, or of those of `which`, (N,) bool."""
         for part in self._parts:
             part.accept(which)
 
@@ -137,7 +137,7 @@ class Models:
 
         def squares(part: Columns) -> list[Array]:
             pulled = [weight * away for weight, away in zip(part.weights, part.away(part.psi), strict=True)]
-            terms = [part.cast(part.of_graph(S)) @ part.psi, *pulled]
+            terms = [part.cast(part.own(S)) @ part.psi, *pulled]
             return [part.squares(term) for term in (sum(terms), *terms)]
 
         total, *parts = self._summed(squares)

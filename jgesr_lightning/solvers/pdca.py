@@ -18,7 +18,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jgesr_lightning.graph.arrays import Array, blind, of, per_problem, positive_part, repeated
+from jgesr_lightning.graph.arrays import Array, of, per_problem, positive_part, repeated
 from jgesr_lightning.graph.gram import distances_from_gram
 from jgesr_lightning.graph.problem import Problem
 from jgesr_lightning.solvers.models import Models, Sums
@@ -51,53 +51,50 @@ class PDCA(Solver):
 
     def step(self, models: Models, state: State, *, careful: bool = False) -> State:
         """Return the next iterates; see `Solver`."""
-        problem, rho, details = models.problem, _each(state.rho), self.backtracking or self.accelerated
-        momentum, W, D = self._extrapolated(state)
-        # The two lines of Algorithm 1.
-        psi = models.propose(problem.operator(W), 1 / rho, momentum, details=details)
-        graph = problem.prox_graph(W, D, _spread(rho, W), state.dual, careful=careful)
+        problem, details = models.problem, self.backtracking or self.accelerated
+        rho, theta = _spread(state.rho, state.W), _spread(_theta(state.inertia), state.W)
+        # The two lines of Algorithm 1; extrapolated or not.
+        psi = models.propose(problem.operator(state.W_ahead), 1 / rho, theta if self.accelerated else None, details)
+        graph = problem.prox_graph(state.W_ahead, state.D_ahead, rho, state.dual, careful=careful)
 
         new = self._moved(models, state, psi, graph)
         good = (psi.step <= models.bound) & (new.value < math.inf)  # neither holds of what is not a number
-        ahead = state.inertia > 1
-        if self.accelerated:
-            inertia = of(W).where(new.iterations % _RESTART_EVERY == 0, 1.0, _following(state.inertia))
-            new = new._replace(W_before=state.W, D_before=state.D, inertia=inertia)
-            good = good & (~ahead | (new.value <= state.value))
         if details:
-            new = new._replace(D_step=distances_from_gram(psi.step_gram))
-        if self.backtracking:
-            good = good & (ahead | self._majorised(models.problem, state, new, psi))
+            D_step, ahead = distances_from_gram(psi.step_gram), state.inertia > 1
+            if self.accelerated:
+                good = good & (~ahead | (new.value <= state.value))
+            if self.backtracking:
+                good = good & (ahead | self._majorised(problem, state, new, psi, D_step))
+            new = self._extrapolated(state, new, D_step) if self.accelerated else new
         return self._settled(models, state, new, graph, good)
 
-    def _extrapolated(self, state: State) -> tuple[Array | None, Array, Array]:
-        """Return theta, (B, 1, 1) or None, and W and D at Psi + theta (Psi - Psi_before)."""
-        if not self.accelerated or (not blind(state.inertia) and (state.inertia == 1).all()):
-            return None, state.W, state.D
-        theta = _each((state.inertia - 1) / _following(state.inertia))
-        each = _spread(theta, state.W)
-        W = state.W + each * (state.W - state.W_before)
+    @staticmethod
+    def _extrapolated(old: State, new: State, D_step: Array) -> State:
+        """Return a state whose next step is taken from Psi + theta (Psi - Psi_before), and w likewise."""
+        inertia = of(D_step).where(new.iterations % _RESTART_EVERY == 0, 1.0, _following(old.inertia))
+        theta = _spread(_theta(inertia), D_step)
         # The parallelogram identity.
-        D = (1 + each) * state.D - each * state.D_before + each * (1 + each) * state.D_step
-        return theta, W, positive_part(D)
+        D = (1 + theta) * new.D - theta * old.D + theta * (1 + theta) * D_step
+        return new._replace(inertia=inertia, W_ahead=new.W + theta * (new.W - old.W), D_ahead=positive_part(D))
 
     @staticmethod
-    def _majorised(problem: Problem, old: State, new: State, psi: Sums) -> Array:
+    def _majorised(problem: Problem, old: State, new: State, psi: Sums, D_step: Array) -> Array:
         r"""Whether s lies below its quadratic majorant; see `Problem.curvature`.
 
         .. math:: s(new) - s(old) - \langle \nabla s(old), new - old \rangle
                   \le \tfrac\rho2 (\|\Psi^+ - \Psi\|_F^2 + \|w^+ - w\|^2)
         """
         change = new.W - old.W
-        curvature = problem.curvature(psi.step_squares or [], old.W, change, new.D_step, new.D - old.D)
+        curvature = problem.curvature(psi.step_squares or [], old.W, change, D_step, new.D - old.D)
         squares = per_problem((problem.unit * change * change).sum((-1, -2)) / 2, len(psi.step))
         return curvature <= old.rho / 2 * (psi.step + squares)
 
     def _refused(self, state: State, which: Array) -> State:
         """Extrapolation starts again from nothing; a step is halved, or there is no going on."""
         xp, ahead = of(state.W), state.inertia > 1
-        restarted, halved = which & ahead, which & ~ahead
+        restarted, halved, again = which & ahead, which & ~ahead, _spread(which & ahead, state.W)
         state = state._replace(
+            W_ahead=xp.where(again, state.W, state.W_ahead), D_ahead=xp.where(again, state.D, state.D_ahead),
             inertia=xp.where(restarted, 1.0, state.inertia), restarts=state.restarts + restarted,
             reason=xp.where(halved & (state.backtracks >= _MAX_DOUBLINGS * self.backtracking), DIVERGED, state.reason)
         )  # fmt: skip
@@ -110,10 +107,10 @@ def _following(inertia: Array) -> Array:
     return (1 + (1 + 4 * inertia * inertia) ** 0.5) / 2
 
 
-def _each(numbers: Array) -> Array:
-    return numbers[:, None, None]
+def _theta(inertia: Array) -> Array:
+    return (inertia - 1) / _following(inertia)
 
 
 def _spread(numbers: Array, graphs: Array) -> Array:
-    """Give each graph what is its problem's, (B, 1, 1)."""
-    return numbers if len(numbers) == 1 else repeated(numbers, len(graphs) // len(numbers))
+    """Give each graph what is its problem's, (B,) to (N, 1, 1)."""
+    return repeated(numbers, len(graphs) // len(numbers))[:, None, None]

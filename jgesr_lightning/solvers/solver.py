@@ -18,7 +18,7 @@ from jgesr_lightning.graph.problem import Stationarity
 from jgesr_lightning.graph.prox import QUIET, Prox
 from jgesr_lightning.solvers.models import Models, Sums
 
-RUNNING, CONVERGED, MAX_ITER, DIVERGED, NOT_FINITE, CARE = range(6)
+RUNNING, CONVERGED, MAX_ITER, DIVERGED, CARE = range(5)
 """Why a problem stands still, as numbers that can be computed with: `CARE` until its prox has been looked after."""
 _ROUNDING = 1e-9  # how much of its size J may rise by before it counts as having risen
 REASONS = {CONVERGED: "converged", MAX_ITER: "max_iter", DIVERGED: "diverged"}
@@ -68,7 +68,7 @@ class State(NamedTuple):
 
     Attributes:
         W, D: graphs and squared distances of the models, (N, K, K).
-        W_before, D_before, D_step: the same one step earlier, and of the step; for extrapolation.
+        W_ahead, D_ahead: the same where the next step is taken from; others under extrapolation.
         dual: (N, K) of the last prox, or None before the first.
         inertia, rho, value, step_norm: Nesterov's t, inverse step, J and ||Psi+ - Psi||_F, (B,).
         reason: (B,) see `RUNNING`; a problem of which it is another stands still.
@@ -79,9 +79,8 @@ class State(NamedTuple):
 
     W: Array
     D: Array
-    W_before: Array
-    D_before: Array
-    D_step: Array
+    W_ahead: Array
+    D_ahead: Array
     dual: Array | None
     inertia: Array
     rho: Array
@@ -122,6 +121,8 @@ class Solver(ABC):
         begin, steps = time.perf_counter(), 0
         with QUIET():  # what is not finite is refused
             state = self.init(models)
+            if not np.isfinite(host(models.bound)).all():
+                raise ValueError("received holds values that are not finite, or whose squares are not")
             while True:
                 reasons, xp = host(state.reason), of(state.W)
                 if CARE in reasons:
@@ -141,12 +142,11 @@ class Solver(ABC):
         cosines, D = models.start()
         W = set_diagonal(positive_part(cosines), 0.0)
         models.problem = models.problem.scaled_to(D)
-        value, xp = models.problem.value(models.squares, D, W), of(W)
-        sound = xp.isfinite(models.bound)
-        none, zeros = xp.where(sound, 0, 0), xp.where(sound, 0.0, 0.0 * value)
+        value, zeros = models.problem.value(models.squares, D, W), 0 * models.bound
+        none = of(W).where(zeros > 0, 1, 0)
         return State(
-            W, D, W, D, D, None, zeros + 1, zeros + getattr(self, "rho", math.nan), value, zeros + math.inf,
-            xp.where(sound, RUNNING, NOT_FINITE), none, none, none, [(none, value)],
+            W, D, W, D, None, zeros + 1, zeros + getattr(self, "rho", math.nan), value, zeros + math.inf,
+            none + RUNNING, none, none, none, [(none, value)],
         )  # fmt: skip
 
     @abstractmethod
@@ -162,8 +162,8 @@ class Solver(ABC):
         if self.stop == "step":
             reason = xp.where(step_norm < self.eps, CONVERGED, reason)
         return state._replace(
-            W=graph.W, D=D, dual=graph.dual, value=value, step_norm=step_norm, reason=reason, iterations=iterations,
-            newton_steps=state.newton_steps + graph.steps,
+            W=graph.W, D=D, W_ahead=graph.W, D_ahead=D, dual=graph.dual, value=value, step_norm=step_norm,
+            reason=reason, iterations=iterations, newton_steps=state.newton_steps + graph.steps,
         )  # fmt: skip
 
     def _settled(self, models: Models, state: State, new: State, graph: Prox, good: Array) -> State:
@@ -181,12 +181,12 @@ class Solver(ABC):
         old = self._refused(waiting, judged & ~good)
         if not blind(accepted) and not accepted.any():
             return old
-        models.accept(accepted)
+        models.accept(repeated(accepted, len(state.W) // len(accepted)))
 
         def chosen(value: Any, other: Any) -> Any:
             if value is other or other is None or isinstance(value, int):
                 return value
-            mine = accepted if len(value) == len(accepted) else repeated(accepted, len(value) // len(accepted))
+            mine = repeated(accepted, len(value) // len(accepted))
             return xp.where(mine.reshape(-1, *[1] * (value.ndim - 1)), value, other)
 
         return State(*map(chosen, new, old))
@@ -197,8 +197,6 @@ class Solver(ABC):
 
     def _solutions(self, models: Models, state: State, seconds: float) -> tuple[Solution, ...]:
         reasons = host(state.reason).tolist()
-        if NOT_FINITE in reasons:
-            raise ValueError("received holds values that are not finite, or whose squares are not")
         steps, values = (host(of(state.W).stack(each)) for each in zip(*state.trace, strict=True))
         graphs = host(state.W).reshape(models.problems, -1, *state.W.shape[-2:])
         left = _stationarity(models, state)
