@@ -67,13 +67,8 @@ def solve_columns(S: Tensor, inverse: Tensor, z: Tensor, right: Tensor, start: T
     """Return psi with ``(diag(z_j) + S) psi_j = right_j`` in every column j, by conjugate gradients from `start`.
 
     What is left out where an entry is missing is of rank one, so that a column with p gaps is solved in p + 1 steps.
-
-    Args:
-        S: (..., K, K) Laplacian, scaled.
-        inverse: of the system without gaps, (..., K, K).
-        z: (..., K, c) non-negative, zero in gaps.
-        right: (..., K, c) float64.
-        start: (..., K, c).
+    S is a scaled Laplacian and `inverse` that of the system without gaps, (..., K, K); z, zero in gaps, and the others
+    are (..., K, c) float64.
     """
     psi = start.clone()
     residual = right - z * psi - S @ psi

@@ -19,13 +19,10 @@ _CHUNK_BYTES_ACCELERATOR = 1 << 26  # few launches, and still far less than the 
 def chunks(
     widths: Sequence[int], rows: int, device: torch.device, columns: int | None = None
 ) -> Iterator[tuple[int, slice]]:
-    """Yield (layer, slice of columns), no more columns at a time than make `rows` rows in float64 handy on `device`.
+    """Yield (layer, slice of columns), no chunk crossing from one of the layers, of these `widths`, to the next.
 
-    Args:
-        widths: number of columns of each layer, which no chunk crosses.
-        rows: of all that is touched at once.
-        device: where the columns lie.
-        columns: at a time; None: as fits.
+    A chunk has as many columns as make `rows` rows, of all that is touched at once, in float64 handy on the device; or
+    `columns`.
     """
     size = _CHUNK_BYTES_CPU if device.type == "cpu" else _CHUNK_BYTES_ACCELERATOR
     most = columns or max(1024, size // (8 * max(1, rows)) // 1024 * 1024)
@@ -44,14 +41,8 @@ def work_dtype(tensor: Tensor) -> torch.dtype:
 def fill_gaps(received: Tensor, mask: Tensor, weights: Tensor, previous: Tensor | None) -> Tensor:
     """Return what arrived; elsewhere `previous`; without it the mean of those who delivered the column, or zero.
 
-    Args:
-        received: (..., K, c); not read where nothing arrived.
-        mask: (..., K, c) bool, True where an entry arrived.
-        weights: (..., K) of the mean.
-        previous: (..., K, c) or None.
-
-    Returns:
-        (..., K, c), own memory, dtype of `received`.
+    All are (..., K, c), but the `weights` of the mean (..., K). Of `received` what did not arrive is not read; the
+    result has its dtype, on memory of its own.
     """
     filler = column_means(received, mask, weights) if previous is None else previous
     return torch.where(mask, received, filler.to(received.dtype))

@@ -28,10 +28,8 @@ def learn_graph(
     r"""Return :math:`\arg\min_{w \ge 0} \alpha \langle w, d\rangle - \beta \sum_k \log \deg_k(w) + \gamma 1^\top w`.
 
     Sums over w run over edges. Kalofolias (2016), eq. 12 without the Frobenius term, and the w-part of the joint
-    objective J for fixed Psi. With :math:`c = \alpha d + \gamma` the solution is :math:`\beta W_1(c)`, and
-    :math:`W_1(\kappa c) = W_1(c) / \kappa`. Where the minimiser is not unique (the objective is strictly convex in the
-    degrees only), one that treats equal nodes alike is returned. An edge that costs more than 1e8 times the median
-    counts as costing that.
+    objective J for fixed Psi. Where the minimiser is not unique (the objective is strictly convex in the degrees only),
+    one that treats equal nodes alike is returned. An edge that costs over 1e8 times the median counts as costing that.
 
     Args:
         sq_distances: D (..., K, K) symmetric, finite; its diagonal is not read.
@@ -68,7 +66,7 @@ def learn_graph(
     counted = of(cost).minimum(cost, _DEAREST * _typical(cost))
     unmet = set_diagonal((gain - counted) / (gain + counted), 0.0)
     left = of(W).where(W > 0, abs(unmet), unmet).max()
-    if left > _ACCEPTED:
+    if not left <= _ACCEPTED:
         warnings.warn(
             f"learn_graph has not converged: edges cost between {least:.1e} and {cost.max():.1e}, "
             f"too far apart for double precision; the optimality conditions fail by {left:.1e} of their terms",

@@ -11,7 +11,7 @@ Under `neighbours` the graph's own terms are those of Kalofolias and Perraudin (
 \deg + \frac12 \|w\|^2)`: a quadratic in place of the sum, without which a minimiser has hardly more edges than nodes,
 and a unit u (one for each graph) that follows the size of the distances, so that J does not depend on the data's scale.
 
-Then J and its gradients as functions of the K x d models, in float64: differentiable, batched.
+At the end, J and its gradients as functions of the K x d models, in float64: differentiable, batched.
 """
 
 from __future__ import annotations
@@ -117,8 +117,6 @@ class Problem:
         theta = neighbour_scale(problem.counted(D), self.neighbours)
         return problem.but(ridge=1.0, gamma=0.0, unit=self.alpha / (self.beta**0.5 * theta))
 
-    # The models, for a given graph.
-
     def operator(self, W: Array) -> Array:
         """Return S of the gradient's smoothing part S Psi, (N, K, K): 2 alpha L."""
         return (2 if self.smoothing == "full" else 1) * self.alpha * laplacian(W)
@@ -133,8 +131,6 @@ class Problem:
         for weight, difference in zip(weights, away, strict=True):
             gradient = add_product(gradient, weight, difference)
         return gradient
-
-    # The graph, for given models.
 
     def counted(self, D: Array) -> Array:
         """Return the distances that the graph is learnt from."""
@@ -160,8 +156,6 @@ class Problem:
         if self.ridge:
             return prox(self.costs(D) / -self.ridge, self.beta, 0.0, self.ridge, careful=careful)
         return learn(self.costs(D), self.beta, start, careful=careful)
-
-    # Values.
 
     def terms(self, squares: Sequence[Array], D: Array, W: Array) -> Terms:
         """Return the terms of J for each graph, (N,); `squares` are ``||M_i * (Psi - T_i)||_{Z_i}^2``, (N,) each."""

@@ -87,13 +87,9 @@ def prox(
 ) -> Prox:
     """Solve a batch; see `prox_log_degree`. To be called inside `QUIET`: what is not finite is not solved.
 
-    Args:
-        theta: (N, K, K) symmetric, finite.
-        beta: weight of the log barrier.
-        gamma: weight of the sum of the edges.
-        rho: inverse step, a number or (N, 1, 1).
-        dual: (N, K) positive start, such as the lam of a neighbouring problem; changes the steps, not the result.
-        careful: look even at an accelerator's numbers, and solve on the host what is not solved there.
+    `theta` is (N, K, K) symmetric, `rho` a number or (N, 1, 1), `dual` (N, K) a positive start, such as the lam of a
+    neighbouring problem, which changes the steps and not the result. `careful` looks even at an accelerator's numbers,
+    and solves on the host what is not solved there.
     """
     root = (beta * rho) ** 0.5
     t = theta * (root / beta)

@@ -69,29 +69,24 @@ def _newton(t: Array, c: Array, *, loose: bool = False) -> tuple[Array, Array, A
     base, delta, y = np.where(np.isinf(t), t, total + (low + below)), np.zeros_like(c), c
     tolerance = 0.1 if loose else 1e-14 + _EPS * t.shape[-1] / 8
     v, residual = _moved(base, delta, y)
-    best, stalled, steps = math.inf, 0, -1
+    near, steps = 0, -1
     while (steps := steps + 1) < _MAX_STEPS and not (worst := float(np.abs(residual).max())) <= tolerance:
         if worst < 1e-3:  # close; rounding may keep the residual from getting closer
             rounding = _EPS * float(np.abs(delta * y).max())
-            stalled = stalled + 1 if best / 2 < worst < 1e4 * (_EPS + rounding) else 0
-            best = min(best, worst)
-            if stalled >= 20 or worst <= 4 * rounding:
+            near += worst < 1e4 * (_EPS + rounding)
+            if near >= 20 or worst <= 4 * rounding:
                 break
         u = _direction(v, y, residual)
         size = np.minimum(1, 0.9 / np.maximum(-u.min(1, keepdims=True), 0.9))
-        # The longest of the steps size, size/2, ... that shrinks the residual fourfold or that the dual does not object
-        # to: the slope has not turned round by more than 0.8 of what it was, and the dual has not fallen (Hager and
-        # Zhang's form of Armijo's rule, which still tells up from down when the dual's change is rounding).
-        done, slope = np.abs(residual).max(1) < 1e-10, (residual * u).sum(1)
-        noise = 1e-14 * (np.abs(np.log(y)).sum(1) + (v * v).sum((1, 2))[:, None] + t.shape[-1])
+        # The longest of the steps size, size/2, ... that shrinks the residual fourfold, or at whose end the dual, being
+        # concave, does not fall yet: it has risen then. Slopes tell that where its values drown in rounding.
+        done = np.abs(residual).max(1) < 1e-10
         for _ in range(60):
             step = size * u
             new_v, new_residual = _moved(base, delta + step * y, y + step * y)
             if np.abs(new_residual).max() <= worst / 4:
                 break
-            turned = (new_residual * u / (1 + step)).sum(1)
-            rise = np.log1p(step).sum(1) - ((new_v - v) * (new_v + v)).sum((1, 2))[:, None] / 4
-            good = (turned >= 0) | ((turned >= -0.8 * slope) & (rise >= -noise)) | done
+            good = ((new_residual * u / (1 + step)).sum(1) >= 0) | done
             if good.all():
                 break
             size = np.where(good[..., None], size, size / 2)
@@ -117,13 +112,11 @@ def _direction(v: Array, y: Array, residual: Array) -> Array:
         adjacency = np.sign(v)
         diagonal = 1 + adjacency.sum(-1) * (y * y)[..., 0]
         return solver(set_diagonal(y * adjacency * y.swapaxes(1, 2), diagonal))(residual)
-    return np.stack([_direction_by_qr(*item) for item in zip(v > 0, y[..., 0], residual, strict=True)])
-
-
-def _direction_by_qr(active: Array, y: Array, residual: Array) -> Array:
-    """Return the least-squares solution of ``[E; I] u = [0; residual]``, which has the normal equations above."""
-    ends = np.stack(np.nonzero(np.triu(active)), 1)
-    edges = np.zeros((len(ends), len(y)))
-    np.put_along_axis(edges, ends, y[ends], 1)
-    orthogonal, triangle = np.linalg.qr(np.concatenate([edges, np.eye(len(y))]))
-    return np.linalg.solve(triangle, orthogonal[len(ends) :].T @ residual)
+    found = []
+    for active, scale, right in zip(v > 0, y[..., 0], residual, strict=True):
+        ends = np.stack(np.nonzero(np.triu(active)), 1)
+        edges = np.zeros((len(ends), len(scale)))
+        np.put_along_axis(edges, ends, scale[ends], 1)
+        orthogonal, triangle = np.linalg.qr(np.concatenate([edges, np.eye(len(scale))]))
+        found.append(np.linalg.solve(triangle, orthogonal[len(ends) :].T @ right))
+    return np.stack(found)
