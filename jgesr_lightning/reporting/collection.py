@@ -27,11 +27,13 @@ class Collection:
         runs: finished, in the order of their folders' names; one of those with equal settings and seed.
         notes: one line for each run that is left out, with its name and the reason, and for runs that count together.
         order: labels of the methods in the order of the study's file, empty where the runs are no study's.
+        names: label -> what the study's file calls that method, where it is not the label itself.
     """
 
     runs: list[Run]
     notes: list[str]
     order: list[str] = field(default_factory=list)
+    names: dict[str, str] = field(default_factory=dict)
 
 
 def collect(roots: Iterable[str | Path], drawn: str | None = None) -> Collection:
@@ -49,8 +51,8 @@ def collect(roots: Iterable[str | Path], drawn: str | None = None) -> Collection
     """
     runs: dict[str, Run] = {}
     notes: list[str] = []
-    order: list[str] = []
-    for found in _found(roots, notes, order):
+    keys: dict[str, str] = {}
+    for found in _found(roots, notes, keys):
         harm = damage(found.source, drawn) if isinstance(found, Run) and drawn is not None else None
         if harm is not None and isinstance(found, Run):
             found = f"{found.name}: {harm}"
@@ -65,16 +67,18 @@ def collect(roots: Iterable[str | Path], drawn: str | None = None) -> Collection
             found = newer
         runs[key] = found
     kept = sorted(runs.values(), key=lambda run: str(run.folder))
-    return Collection(kept, notes + _coinciding(kept), order)
+    names = {label: key for label, key in keys.items() if key != label}
+    return Collection(kept, notes + _coinciding(kept), list(keys), names)
 
 
-def _found(roots: Iterable[str | Path], notes: list[str], order: list[str]) -> Iterator[Run | str]:
-    """Yield every run, or its name and why it cannot be used; add the methods of studies to `order`, in their order."""
+def _found(roots: Iterable[str | Path], notes: list[str], keys: dict[str, str]) -> Iterator[Run | str]:
+    """Yield every run, or its name and why it cannot be used; add the methods of studies to `keys`, in their order."""
     seen: set[Path] = set()
     for root in map(Path, roots):
         if root.is_file():
             found, methods = stored_runs(root)
-            order += [label for label in methods if label not in order]
+            for label, key in methods.items():
+                keys.setdefault(label, key)
             yield from found
             continue
         studies: dict[Path, dict[str, str]] = {}  # folder of a study -> name of a method in its file -> label
@@ -84,11 +88,12 @@ def _found(roots: Iterable[str | Path], notes: list[str], order: list[str]) -> I
             run = _read(folder)
             if isinstance(run, Run):
                 labels = studies[folder.parent]
-                key = next((key for key, label in labels.items() if not label and f"_{key}_seed" in folder.name), None)
-                labels |= {} if key is None else {key: run.label}
+                # the longest: jgesr_uniform is no jgesr; between a method and the seed stand the values of a grid
+                name = max((name for name in labels if f"_{name}_" in folder.name), key=len, default=None)
+                labels |= {} if name is None or labels[name] else {name: run.label}
             yield run if isinstance(run, Run) else f"{shown(folder.name)}: {run}"
-        found_order = [label for labels in studies.values() for label in labels.values() if label]
-        order += [label for label in dict.fromkeys(found_order) if label not in order]
+        for key, label in ((key, label) for labels in studies.values() for key, label in labels.items() if label):
+            keys.setdefault(label, key)
 
 
 def _study_methods(folder: Path) -> list[str]:

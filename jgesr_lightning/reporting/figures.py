@@ -67,7 +67,9 @@ class Drawing:
         return self.make()
 
 
-def draw(runs: Sequence[Run], metric: str = METRIC, reference: str | None = None) -> Iterator[Drawing]:
+def draw(
+    runs: Sequence[Run], metric: str = METRIC, reference: str | None = None, names: Mapping[str, str] | None = None
+) -> Iterator[Drawing]:
     """Yield, one at a time, every figure that the runs support.
 
     For each data set, noise level and missing rate: means with intervals beside the paper's values, differences to the
@@ -77,7 +79,7 @@ def draw(runs: Sequence[Run], metric: str = METRIC, reference: str | None = None
     lower case are one; each block of comparable runs after the first adds its number.
     """
     taken: set[str] = set()
-    plane = map_of(runs, metric)
+    plane = map_of(runs, metric, names=names)
     if plane.is_plane:
         yield from unique(map_drawings(plane), 1, taken)
     for number, block in enumerate(blocks(runs), 1):
@@ -383,7 +385,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     accuracies_only(found.metric)
     target = arguments.out or beside(arguments.folders, "figures")
     count = matched = 0
-    for drawing in draw(found.collection.runs, found.metric, arguments.reference or found.reference):
+    reference = arguments.reference or found.reference
+    for drawing in draw(found.collection.runs, found.metric, reference, found.collection.names):
         count += 1
         if not any(fnmatchcase(drawing.name, pattern) for pattern in arguments.only or ["*"]):
             continue

@@ -14,9 +14,10 @@ from jgesr_lightning.config import ConfigError
 from jgesr_lightning.identity import condition
 from jgesr_lightning.paths import user_path
 from jgesr_lightning.reporting import plots
+from jgesr_lightning.reporting.collection import Collection
 from jgesr_lightning.reporting.figures import map_drawings
 from jgesr_lightning.reporting.map_grids import csv_text, latex, markdown
-from jgesr_lightning.reporting.maps import COLUMNS, ROWS, Map, map_of
+from jgesr_lightning.reporting.maps import BASELINES, COLUMNS, ROWS, Map, map_of
 from jgesr_lightning.reporting.options import add_places
 from jgesr_lightning.reporting.tables import accuracies_only, tables_of
 from jgesr_lightning.reporting.text import shown
@@ -29,6 +30,16 @@ WRITERS: Mapping[str, tuple[str, Callable[[Map], str]]] = {
 }
 
 
+def _labels(given: Sequence[str], collection: Collection) -> list[str]:
+    """Return the labels of methods, which may be given as the study's file calls them."""
+    known = {run.label: run.label for run in collection.runs}
+    known |= {name: label for label, name in collection.names.items() if label in known}
+    for label in given:
+        if label not in known:
+            raise ConfigError(f"no method {shown(label)!r}{nearest(label, known)}; known: {', '.join(sorted(known))}")
+    return list(dict.fromkeys(known[label] for label in given))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the tables of a map; write them and the picture into a folder where asked."""
     parser = CommandParser("map", __doc__.splitlines()[0], "map runs/map_small --out map")
@@ -37,6 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--columns", default=COLUMNS, metavar="KEY", help=f"that which makes the columns ({COLUMNS})")
     parser.add_argument("--format", choices=[*WRITERS, "all"], default="md", help="what is printed, or written (md)")
     parser.add_argument("--out", type=user_path, metavar="DIR", help="write the tables there, and map.png, map.svg")
+    parser.add_argument(
+        "--baseline", action="append", metavar="METHOD",
+        help=f"method that all are compared with; give each ({' and '.join(BASELINES)})",
+    )  # fmt: skip
     arguments = parser.parse_args(argv)
     if arguments.rows == arguments.columns:
         raise ConfigError(f"--rows and --columns are both {arguments.rows}; give two settings")
@@ -46,7 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         known = sorted({key for run in runs.collection.runs for key in condition(run.config)})
         if key not in known:
             raise ConfigError(f"{name} is {shown(key)!r}, which no run has as a setting{nearest(key, known)}")
-    found = map_of(runs.collection.runs, runs.metric, arguments.rows, arguments.columns)
+    collection = runs.collection
+    baselines = BASELINES if arguments.baseline is None else _labels(arguments.baseline, collection)
+    found = map_of(collection.runs, runs.metric, arguments.rows, arguments.columns, baselines, collection.names)
     for kind in WRITERS if arguments.format == "all" else [arguments.format]:
         name, write = WRITERS[kind]
         if arguments.out is None:

@@ -7,12 +7,11 @@ import io
 from collections.abc import Sequence
 
 from jgesr_lightning.reporting.map_plot import stars
-from jgesr_lightning.reporting.maps import BASELINES, GAIN, TOLERANCE, Map, Panel, Spot, text, words
+from jgesr_lightning.reporting.maps import GAIN, TOLERANCE, Map, Panel, Spot, text, words
 from jgesr_lightning.reporting.render import ABSENT, Cell, Grid, interval_text, latex_grid, markdown_grid
 from jgesr_lightning.reporting.statistics import Difference
 from jgesr_lightning.reporting.tables import describe
 
-BOTH = f"the better of {' and '.join(BASELINES)}"
 STARS = (
     "* the 95 % interval (Student's t, paired by seed) leaves out zero; ** the one corrected for the number of methods "
     "in the cell (Holm) does, too"
@@ -26,18 +25,21 @@ def standings_grid(found: Map) -> Grid:
         worst, best = (_extreme(held, one.reliable) for held, _ in (one.worst, one.best))
         places = [Cell(where, kind="words") for _, where in (one.worst, one.best)]
         counts = [Cell(str(count)) for count in (one.leads, one.gains, one.losses, one.spots)]
-        rows.append([Cell(one.label, kind="label"), worst, places[0], best, places[1], *counts])
+        name = found.name(one.label)
+        told = one.label if name == one.label else f"{name}: {one.label}"
+        rows.append([Cell(told, kind="label"), worst, places[0], best, places[1], *counts])
     headings = ["worst", "there", "best", "there", "leads", "clearly above", "clearly below", "cells"]
     caption = (
-        f"{describe(found.metric)} ({found.metric}): each method minus {BOTH} of a cell, by its mean there, on equal "
-        f"seeds, in percentage points: the least and the greatest over the map, with 95 % intervals (Student's t)"
+        f"{describe(found.metric)} ({found.metric}): each method minus {found.both} of a cell, by its mean there, on "
+        "equal seeds, in percentage points: the least and the greatest over the map, with 95 % intervals (Student's t)"
     )
     notes = [
-        f"bold: nowhere more than {TOLERANCE:g} below {BOTH}, and somewhere more than {GAIN:g} above both",
+        f"bold: nowhere more than {TOLERANCE:g} below {found.both}, and somewhere more than {GAIN:g} above both",
         "clearly: the interval corrected for the number of methods in a cell (Holm) leaves out zero",
     ]
     if left := found.count - max((one.spots for one in found.standings()), default=0):
-        notes.append(f"{left} of {found.count} cells lack one of {' and '.join(BASELINES)} and do not count")
+        needed = " and ".join(map(found.name, found.baselines))
+        notes.append(f"{left} of {found.count} cells lack one of {needed} and do not count")
     return Grid(caption, [("", headings)], rows, notes, "standings")
 
 
@@ -51,10 +53,11 @@ def panel_grid(found: Map, panel: Panel) -> Grid:
         if spot is None:
             rows.append([*line, *[Cell(ABSENT)] * (len(labels) + 1)])
             continue
-        better = ABSENT if spot.base is None else f"{spot.base} {spot.means[spot.base].mean:.2f}"
+        better = ABSENT if spot.base is None else f"{found.name(spot.base)} {spot.means[spot.base].mean:.2f}"
         rows.append([*line, Cell(better, kind="beside"), *(_against(spot, label) for label in labels)])
-    caption = f"{panel.title}: {BOTH} in percent, and each method minus it in percentage points; {STARS}; bold: leads"
-    return Grid(caption, [("", ["better of both", *labels])], rows, [], "map", corner="cell")
+    what = f"{found.both} in percent, and each method minus it in percentage points"
+    caption = f"{panel.title}: {what}; {STARS}; bold: leads"
+    return Grid(caption, [("", ["better of both", *map(found.name, labels)])], rows, [], "map", corner="cell")
 
 
 def caption(found: Map, panels: Sequence[Panel]) -> str:
@@ -65,7 +68,7 @@ def caption(found: Map, panels: Sequence[Panel]) -> str:
     sure = f"{number} seeds; {STARS}, and frames the cell"
     sure = "One seed: nothing can be said of chance" if seeds == [1] else sure
     return (
-        f"{title}which method leads ({describe(found.metric)}), and its lead over {BOTH} of the same cell in "
+        f"{title}which method leads ({describe(found.metric)}), and its lead over {found.both} of the same cell in "
         f"percentage points, by {words(found.rows)} and {words(found.columns)}; in brackets, where one of these two "
         f"leads, how far the best other method is below. {sure}."
     )

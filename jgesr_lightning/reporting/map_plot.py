@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 
 from jgesr_lightning.reporting.agg import Axes, Figure, Rectangle
-from jgesr_lightning.reporting.maps import BASELINES, Map, Panel, Spot, text, words
+from jgesr_lightning.reporting.maps import Map, Panel, Spot, text, words
 from jgesr_lightning.reporting.plots import INK, STYLES, drawing
 from jgesr_lightning.reporting.statistics import Difference
 from jgesr_lightning.reporting.text import figure_text
@@ -32,16 +33,18 @@ def map_figure(found: Map, panels: Sequence[Panel] | None = None) -> Figure:
     """
     shown_panels = list(found.panels if panels is None else panels)
     leaders = {spot.leader for panel in found.panels for spot in panel.spots.values()}
-    names, every = short_names([label for label in found.labels if label in leaders])  # the same in all its pictures
-    drawn = {names[spot.leader] for panel in shown_panels for spot in panel.spots.values()}
-    legend = [line for line in every if any(name.endswith(line.partition(" ")[0]) for name in drawn)]
+    # the same in all of a map's pictures
+    names, told = short_names([label for label in found.labels if label in leaders], found.names)
+    drawn = {spot.leader for panel in shown_panels for spot in panel.spots.values()}
+    legend = [line for label, line in told.items() if label in drawn]
+    cell = (_CELL[0], _CELL[1] + 0.13 * (max(name.count("\n") for name in names.values()) > 1))
     colours = _colours(found.labels)
     across = min(_PER_ROW, len(shown_panels))
     down = -(-len(shown_panels) // across)
     wide = [max(len(panel.columns) for panel in shown_panels[place::across]) for place in range(across)]
     high = [max(len(panel.rows) for panel in shown_panels[line * across : (line + 1) * across]) for line in range(down)]
-    width = 0.55 * across + _CELL[0] * sum(wide)
-    height = 0.85 * down + _CELL[1] * sum(high) + 0.2 * len(legend)
+    width = 0.55 * across + cell[0] * sum(wide)
+    height = 0.85 * down + cell[1] * sum(high) + 0.2 * len(legend)
     with drawing():
         figure = Figure(figsize=(max(width, 3.0), height), layout="constrained")
         grid = figure.subplots(down, across, squeeze=False, width_ratios=wide, height_ratios=high)
@@ -92,12 +95,12 @@ def _panel(
 def lead_text(spot: Spot) -> str:
     """Return the number of a cell: the lead, with the stars of its intervals; in brackets where a baseline leads."""
     if spot.base is None:
-        missing = [label for label in BASELINES if label not in spot.means]
+        missing = [label for label in spot.baselines if label not in spot.means]
         return f"no {' or '.join(missing)}" if missing else "other seeds"
     if spot.lead is None:
         return "alone"
     number = f"{spot.lead.mean:+.2f}{stars(spot.lead)}".replace("-", "\u2212")
-    return f"({number})" if spot.leader in BASELINES else number
+    return f"({number})" if spot.leader in spot.baselines else number
 
 
 def stars(one: Difference) -> str:
@@ -105,24 +108,41 @@ def stars(one: Difference) -> str:
     return " **" if one.clear_of_all else " *" if one.clear else ""
 
 
-def short_names(labels: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    r"""Return label -> what stands in a cell, and a line for each label that had to be shortened.
+def short_names(labels: Sequence[str], names: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    r"""Return label -> what stands in a cell, and label -> the line that explains it, where it is not the label.
 
-    >>> short_names(["cfl", "jgesr (uniform)"])
-    ({'cfl': 'cfl', 'jgesr (uniform)': 'jgesr\n(uniform)'}, [])
-    >>> short_names(["jgesr (uniform, alpha=0.015)"])
-    ({'jgesr (uniform, alpha=0.015)': 'jgesr [1]'}, ['[1] jgesr (uniform, alpha=0.015)'])
+    The study's name for a method goes before its label; what is too long gives way to a number.
+
+    >>> short_names(["cfl", "jgesr (uniform)", "local (own=clean)"], {"local (own=clean)": "alone"})[0]
+    {'cfl': 'cfl', 'jgesr (uniform)': 'jgesr\n(uniform)', 'local (own=clean)': 'alone'}
+    >>> short_names(["jgesr (uniform, alpha=0.015)"], {})[1]
+    {'jgesr (uniform, alpha=0.015)': '[1] jgesr (uniform, alpha=0.015)'}
     """
-    names: dict[str, str] = {}
-    legend: list[str] = []
+    found: dict[str, str] = {}
+    legend: dict[str, str] = {}
+    numbers = 0
     for label in labels:
-        lines = textwrap.wrap(label, _LETTERS, break_long_words=False, break_on_hyphens=False)
-        if len(lines) > _LINES or any(len(line) > _LETTERS for line in lines):
-            number = f"[{len(legend) + 1}]"
-            legend.append(f"{number} {label}")
-            lines = [f"{label.partition(' ')[0][: _LETTERS - len(number) - 2]} {number}"]
-        names[label] = "\n".join(lines)
-    return names, legend
+        text = _fitted(names.get(label, label), _LINES + (label in names))
+        if text is not None and label in names:
+            legend[label] = f"{names[label]}: {label}"
+        if text is None:
+            numbers += 1
+            text = f"{label.partition(' ')[0][: _LETTERS - 5]} [{numbers}]"
+            legend[label] = f"[{numbers}] {label}"
+        found[label] = text
+    return found, legend
+
+
+def _fitted(name: str, most: int) -> str | None:
+    """Return a name in lines that fit into a cell, broken at spaces and after underscores; None if it does not fit."""
+    lines = [""]
+    for part in re.findall(r"[^ _]*[ _]*", name):
+        if len(lines[-1]) + len(part.rstrip()) <= _LETTERS:
+            lines[-1] += part
+        else:
+            lines.append(part)
+    lines = [line.rstrip() for line in lines if line]
+    return "\n".join(lines) if len(lines) <= most and max(map(len, lines), default=0) <= _LETTERS else None
 
 
 def _colours(labels: Sequence[str]) -> dict[str, str]:

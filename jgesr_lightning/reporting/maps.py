@@ -8,7 +8,7 @@ seeds.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -41,16 +41,18 @@ class Spot:
         base: the better of the baselines by its mean over the seeds that they share; None unless all were run.
         against: method -> that method minus `base` on equal seeds, in points, with the interval by itself and the one
             corrected for the number of methods in the spot (Holm); without `base` and methods that share no seed.
+        baselines: the methods that all are compared with.
     """
 
     means: dict[str, Mean]
     base: str | None
     against: dict[str, Difference]
+    baselines: Sequence[str] = BASELINES
 
     @property
     def best_other(self) -> str | None:
         """The method, no baseline, that is furthest above the better baseline, or least far below it."""
-        others = [label for label in self.against if label not in BASELINES]
+        others = [label for label in self.against if label not in self.baselines]
         return max(others, key=lambda label: self.against[label].mean, default=None)
 
     @property
@@ -132,18 +134,34 @@ class Map:
         rows: key of the setting that makes the rows.
         columns: key of that which makes the columns.
         metric: what is compared.
+        baselines: the methods that all are compared with.
+        names: label -> what the study's file calls the method.
     """
 
     panels: list[Panel]
     rows: str
     columns: str
     metric: str
+    baselines: Sequence[str] = BASELINES
+    names: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def labels(self) -> list[str]:
         """The methods, in the order of a table's rows."""
         spots = (spot for panel in self.panels for spot in panel.spots.values())
         return sorted({label for spot in spots for label in spot.means}, key=method_rank)
+
+    @property
+    def both(self) -> str:
+        """The baselines in words."""
+        *first, last = (self.name(label) for label in self.baselines)
+        if not first:
+            return last
+        return f"the {'better' if len(first) == 1 else 'best'} of {', '.join(first)} and {last}"
+
+    def name(self, label: str) -> str:
+        """Return what the study's file calls a method, else its label."""
+        return shown(self.names.get(label, label), 60)
 
     @property
     def is_plane(self) -> bool:
@@ -186,7 +204,14 @@ class Map:
         return found
 
 
-def map_of(runs: Sequence[Run], metric: str, rows: str = ROWS, columns: str = COLUMNS) -> Map:
+def map_of(
+    runs: Sequence[Run],
+    metric: str,
+    rows: str = ROWS,
+    columns: str = COLUMNS,
+    baselines: Sequence[str] = BASELINES,
+    names: Mapping[str, str] | None = None,
+) -> Map:
     """Return the map of runs that have an accuracy of that name in their last round.
 
     Args:
@@ -194,7 +219,8 @@ def map_of(runs: Sequence[Run], metric: str, rows: str = ROWS, columns: str = CO
         metric: name of the accuracy.
         rows: dotted key of the setting that makes the rows.
         columns: of that which makes the columns.
-
+        baselines: labels of the methods that all are compared with.
+        names: label -> what the study's file calls a method.
     """
     sheets: dict[tuple[tuple[str, Any], ...], dict[Place, dict[str, dict[Hashable, list[float]]]]] = {}
     for run in runs:
@@ -209,10 +235,14 @@ def map_of(runs: Sequence[Run], metric: str, rows: str = ROWS, columns: str = CO
         spot.setdefault(run.label, {}).setdefault(run.seed, []).append(100 * value)
     titles = _titles(list(sheets))
     panels = [
-        Panel(titles[rest], {at: _spot(spots[at]) for at in sorted(spots, key=lambda at: (_rank(at[0]), _rank(at[1])))})
+        Panel(
+            titles[rest],
+            {at: _spot(spots[at], baselines) for at in sorted(spots, key=lambda at: (_rank(at[0]), _rank(at[1])))},
+        )
         for rest, spots in sheets.items()
     ]
-    return Map(sorted(panels, key=lambda panel: _natural(panel.title)), rows, columns, metric)
+    ordered = sorted(panels, key=lambda panel: _natural(panel.title))
+    return Map(ordered, rows, columns, metric, tuple(baselines), names or {})
 
 
 def words(key: str) -> str:
@@ -229,27 +259,26 @@ def text(value: Any) -> str:
     return number_text(float(value)) if isinstance(value, int | float) and not isinstance(value, bool) else shown(value)
 
 
-def _spot(values: Mapping[str, Mapping[Hashable, Sequence[float]]]) -> Spot:
+def _spot(values: Mapping[str, Mapping[Hashable, Sequence[float]]], baselines: Sequence[str]) -> Spot:
     by_seed = {label: {seed: sum(held) / len(held) for seed, held in of.items()} for label, of in values.items()}
     means = {label: mean_of(list(seeds.values())) for label, seeds in by_seed.items()}
-    base = _better([by_seed.get(label, {}) for label in BASELINES])
+    base = _better({label: by_seed.get(label, {}) for label in baselines})
     if base is None:
-        return Spot(means, None, {})
+        return Spot(means, None, {}, baselines)
     differences: dict[Hashable, Difference] = {
         label: one
         for label, seeds in by_seed.items()
         if label != base and (one := paired(seeds, by_seed[base])) is not None
     }
-    return Spot(means, base, {str(label): one for label, one in corrected(differences).items()})
+    return Spot(means, base, {str(label): one for label, one in corrected(differences).items()}, baselines)
 
 
-def _better(of_baselines: Sequence[Mapping[Hashable, float]]) -> str | None:
-    """Return the baseline that is better over the seeds that all of them have."""
-    shared = set(of_baselines[0]).intersection(*of_baselines[1:])
+def _better(of_baselines: Mapping[str, Mapping[Hashable, float]]) -> str | None:
+    """Return the baseline that is best over the seeds that all of them have."""
+    shared = set.intersection(*(set(seeds) for seeds in of_baselines.values()))
     if not shared:
         return None
-    means = [float(np.mean([seeds[seed] for seed in shared])) for seeds in of_baselines]
-    return BASELINES[int(np.argmax(means))]
+    return max(of_baselines, key=lambda label: float(np.mean([of_baselines[label][seed] for seed in shared])))
 
 
 def _against(spot: Spot, label: str) -> Difference | None:

@@ -49,7 +49,7 @@ def page(found: Findings, target: Path) -> str:
     pictures = _Pictures(int(LIMIT * (1 - _FOR_RUNS)) - 600 * len(runs))
     taken: set[str] = set()
     sections = []
-    plane = map_of(runs, found.metric) if found.metric.startswith("accuracy/") else None
+    plane = map_of(runs, found.metric, names=found.collection.names) if found.metric.startswith("accuracy/") else None
     has_map = plane is not None and plane.is_plane
     of_map: dict[str, Any] = {}
     if plane is not None and has_map:

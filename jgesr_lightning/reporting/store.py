@@ -35,7 +35,8 @@ def store(collection: Collection, path: Path) -> None:
         _row(run, _without(flat, common), _without(summary, shared))
         for run, flat, summary in zip(runs, settings, summaries, strict=True)
     ]
-    head = {"format": FORMAT, "version": VERSION, "methods": collection.order, "settings": common, "summary": shared}
+    head = {"format": FORMAT, "version": VERSION, "methods": collection.order, "names": collection.names}
+    head |= {"settings": common, "summary": shared}
     lines = ",\n".join(_line(row) for row in rows)
     text = f'{_line(head)[:-1]},"runs":[\n{lines}\n]}}\n'
     data = gzip.compress(text.encode(), mtime=0) if path.suffix == ".gz" else text.encode()

@@ -60,8 +60,10 @@ class Row:
         return int(kept["round"]), square(np.array(kept["weights"], dtype=np.float64), int(kept["round"]))
 
 
-def stored_runs(path: Path) -> tuple[list[Run | str], list[str]]:
+def stored_runs(path: Path) -> tuple[list[Run | str], dict[str, str]]:
     """Return the runs of a file (or why one cannot be used, its name first), and its methods in the study's order.
+
+    The methods are label -> what the study's file calls it.
 
     Raises:
         ConfigError: no such file of ours.
@@ -74,7 +76,8 @@ def stored_runs(path: Path) -> tuple[list[Run | str], list[str]]:
         if content["version"] != VERSION:
             raise ValueError(f"it has version {content['version']}, this program reads {VERSION}")
         common, shared, rows = content["settings"], content["summary"], content["runs"]
-        methods = [str(label) for label in content["methods"]]
+        names = dict(content.get("names", {}))  # files of before have none
+        methods = {str(label): str(names.get(label, label)) for label in content["methods"]}
     except UNREADABLE as error:
         raise ConfigError(f"{shown(path)} cannot be read: {shown(error)}") from None
     return [_stored_run(path, place, row, common, shared) for place, row in enumerate(rows)], methods

@@ -137,7 +137,7 @@ def build(block: Block, metric: str = METRIC, reference: str | None = None) -> T
     with_paper = metric in PAPERS_METRICS and is_papers(shared)
     for column in block.columns:
         means = {label: mean_of(list(values[label, column].values())) for label in labels if (label, column) in values}
-        leaders, ahead = _leader(means, values, column, max if scale == 100 else min)
+        leaders, ahead = _leader(means, values, column, max if higher_is_better(metric) else min)
         if ahead:
             against_leader[column] = ahead
         for label, mean in means.items():
@@ -256,6 +256,11 @@ def describe(metric: str) -> str:
     if quantity not in ("accuracy", "loss") or which not in models or how not in means:
         return metric
     return f"local test {quantity} of {models[which]}, {means[how]}"
+
+
+def higher_is_better(metric: str) -> bool:
+    """Whether the larger value is the better one: of accuracies, and of how well a planted graph was found."""
+    return metric.startswith(("accuracy/", "graph/"))
 
 
 def _protocol(block: Block, metric: str) -> list[str]:

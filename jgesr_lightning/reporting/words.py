@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from jgesr_lightning.reporting.render import interval_text
 from jgesr_lightning.reporting.runs import Column
 from jgesr_lightning.reporting.statistics import Difference
-from jgesr_lightning.reporting.tables import Table, column_title, describe, mark_text
+from jgesr_lightning.reporting.tables import Table, column_title, describe, higher_is_better, mark_text
 
 _NAMED = 5  # methods level with the best that are named, the nearest
 
@@ -81,7 +81,7 @@ def _column(table: Table, column: Column) -> str:
 
 
 def _sound(one: Difference, table: Table) -> bool:
-    return one.mean > 0 if table.unit else one.mean < 0
+    return one.mean > 0 if higher_is_better(table.metric) else one.mean < 0
 
 
 def _value(table: Table, label: str, column: Column) -> str:

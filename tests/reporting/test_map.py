@@ -180,9 +180,41 @@ def test_labels_of_any_length_and_from_outside(tmp_path):
     runs(tmp_path, "./parts/mine.py:Mine$^{2}", [0.95], strength=0.125)
     figure = map_figure(built(tmp_path))
     assert cell_texts(figure) == ["Mine\\$^ [1]\n+5.00"]
-    names, legend = short_names(["two_step", "jgesr (neighbours=5)", "jgesr (neighbours=7)"])
+    names, legend = short_names(["two_step", "jgesr (neighbours=5)", "jgesr (neighbours=7)"], {})
     assert len(set(names.values())) == 3
-    assert legend == ["[1] jgesr (neighbours=5)", "[2] jgesr (neighbours=7)"]
+    assert list(legend.values()) == ["[1] jgesr (neighbours=5)", "[2] jgesr (neighbours=7)"]
+
+
+def test_a_studys_names_stand_for_labels(tmp_path, capsys):
+    folder = tmp_path / "runs" / "tiny"
+    folder.mkdir(parents=True)
+    (folder / "study.yaml").write_text("methods: {local: {}, fedavg: {}, sharp: {}, sharp_own_memory: {}}\n")
+    for kappa, noise in itertools.product((0.1, 10), (0.1, 0.5)):
+        for name, method, value, settings in [
+            ("local", "local", 0.8, {}),
+            ("fedavg", "fedavg", 0.7, {}),
+            ("sharp", "jgesr", 0.81, {"alpha": 0.5, "max_iter": 7}),
+            ("sharp_own_memory", "jgesr", 0.9, {"alpha": 0.5, "fidelity": "uniform"}),
+        ]:
+            make_run(folder, f"mnist_s{noise}_{name}_{kappa}_seed0", value, method=method, noise=noise, kappa=kappa,
+                     with_files=False, **settings)  # fmt: skip
+    found = collect([tmp_path])
+    long = {"jgesr (alpha=0.5, max_iter=7)": "sharp", "jgesr (uniform, alpha=0.5)": "sharp_own_memory"}
+    assert found.names == long
+    assert found.order == ["local", "fedavg", *long]
+    assert table.main([str(tmp_path / "runs"), "--store", str(tmp_path / "s.json")]) == 0
+    assert (collect([tmp_path / "s.json"]).names, collect([tmp_path / "s.json"]).order) == (long, found.order)
+    plane = map_of(found.runs, "accuracy/received", names=found.names)
+    assert cell_texts(map_figure(plane))[0] == "sharp_own_\nmemory\n+10.00"
+    assert "| sharp_own_memory: jgesr (uniform, alpha=0.5) | **+10.00** |" in markdown(plane)
+    capsys.readouterr()
+    against = ["--baseline", "local", "--baseline", "fedavg", "--baseline", "sharp", "--metric", "accuracy/received"]
+    assert main([str(tmp_path / "s.json"), *against]) == 0
+    text = capsys.readouterr().out
+    assert "the best of local, fedavg and sharp of a cell" in text
+    assert "memory: jgesr (uniform, alpha=0.5) | **+9.00** |" in text
+    with pytest.raises(ConfigError, match=r"no method 'sharpp'.*sharp"):
+        main([str(tmp_path / "s.json"), "--baseline", "sharpp"])
 
 
 def test_the_command_writes_tables_and_the_picture(tmp_path, capsys):

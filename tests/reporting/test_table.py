@@ -129,6 +129,18 @@ def test_equal_means_both_lead_and_neither_is_bold(tmp_path):
     assert "**" not in markdown(table)
 
 
+def test_of_a_graphs_precision_the_greater_leads(tmp_path):
+    for method, value in (("jgesr", 0.9), ("cfl", 0.4)):
+        path = make_run(tmp_path, method, 0.5, method=method) / "summary.json"
+        content = json.loads(path.read_text())
+        content["last"]["graph/precision"] = value
+        path.write_text(json.dumps(content))
+    (table,), _ = built([tmp_path], "graph/precision")
+    assert [label for (label, _), entry in table.entries.items() if entry.leads] == ["jgesr"]
+    (losses,), _ = built([tmp_path], "loss/train")
+    assert losses.unit == ""
+
+
 def test_bold_is_better_than_every_other_by_corrected_intervals(tmp_path):
     behind = (3.0, 4.2, 5.4)  # p = 0.026: clear by itself, not as the smallest of two
     assert 0.025 < stats.ttest_1samp(behind, 0).pvalue < 0.05
