@@ -36,17 +36,23 @@ def map_figure(found: Map, panels: Sequence[Panel] | None = None) -> Figure:
     # the same in all of a map's pictures
     names, told = short_names([label for label in found.labels if label in leaders], found.names)
     drawn = {spot.leader for panel in shown_panels for spot in panel.spots.values()}
-    legend = [line for label, line in told.items() if label in drawn]
     cell = (_CELL[0], _CELL[1] + 0.13 * (max(name.count("\n") for name in names.values()) > 1))
     colours = _colours(found.labels)
     across = min(_PER_ROW, len(shown_panels))
     down = -(-len(shown_panels) // across)
     wide = [max(len(panel.columns) for panel in shown_panels[place::across]) for place in range(across)]
     high = [max(len(panel.rows) for panel in shown_panels[line * across : (line + 1) * across]) for line in range(down)]
-    width = 0.55 * across + cell[0] * sum(wide)
-    height = 0.85 * down + cell[1] * sum(high) + 0.2 * len(legend)
+    width = max(3.0, 0.55 * across + cell[0] * sum(wide))
+    letters = int(13 * width)  # an inch holds about 13
+    legend = [
+        line
+        for label, text in told.items()
+        if label in drawn
+        for line in textwrap.wrap(text, letters, subsequent_indent="    ", break_on_hyphens=False)
+    ]
+    height = 0.85 * down + cell[1] * sum(high) + 0.18 * len(legend)
     with drawing():
-        figure = Figure(figsize=(max(width, 3.0), height), layout="constrained")
+        figure = Figure(figsize=(width, height), layout="constrained")
         grid = figure.subplots(down, across, squeeze=False, width_ratios=wide, height_ratios=high)
         for axes in grid.flat[len(shown_panels) :]:
             axes.set_axis_off()

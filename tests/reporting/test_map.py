@@ -206,6 +206,8 @@ def test_a_studys_names_stand_for_labels(tmp_path, capsys):
     assert (collect([tmp_path / "s.json"]).names, collect([tmp_path / "s.json"]).order) == (long, found.order)
     plane = map_of(found.runs, "accuracy/received", names=found.names)
     assert cell_texts(map_figure(plane))[0] == "sharp_own_\nmemory\n+10.00"
+    below = map_figure(plane).get_supxlabel()
+    assert below == "sharp_own_memory: jgesr (uniform,\n    alpha=0.5)"  # no wider than the picture
     assert "| sharp_own_memory: jgesr (uniform, alpha=0.5) | **+10.00** |" in markdown(plane)
     capsys.readouterr()
     against = ["--baseline", "local", "--baseline", "fedavg", "--baseline", "sharp", "--metric", "accuracy/received"]
