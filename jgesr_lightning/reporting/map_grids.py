@@ -34,7 +34,8 @@ def standings_grid(found: Map) -> Grid:
         "equal seeds, in percentage points: the least and the greatest over the map, with 95 % intervals (Student's t)"
     )
     notes = [
-        f"bold: nowhere more than {TOLERANCE:g} below {found.both}, and somewhere more than {GAIN:g} above both",
+        f"bold: run in every cell, nowhere more than {TOLERANCE:g} below {found.both}, and somewhere more than "
+        f"{GAIN:g} above both",
         "clearly: the interval corrected for the number of methods in a cell (Holm) leaves out zero",
     ]
     if left := found.count - max((one.spots for one in found.standings()), default=0):

@@ -109,6 +109,7 @@ class Standing:
         leads: in how many it is in front.
         gains: in how many it is clearly ahead: the corrected interval leaves out zero.
         losses: in how many it is clearly behind.
+        everywhere: whether it was run wherever both baselines were.
     """
 
     label: str
@@ -118,11 +119,12 @@ class Standing:
     leads: int
     gains: int
     losses: int
+    everywhere: bool = True
 
     @property
     def reliable(self) -> bool:
-        """Whether it is nowhere more than half a point below the better baseline, and somewhere 2 above both."""
-        return self.worst[0].mean >= -TOLERANCE and self.best[0].mean > GAIN
+        """Whether it was run everywhere, is nowhere 0.5 below the better baseline, and somewhere 2 above both."""
+        return self.everywhere and self.worst[0].mean >= -TOLERANCE and self.best[0].mean > GAIN
 
 
 @dataclass(frozen=True)
@@ -185,6 +187,7 @@ class Map:
     def standings(self) -> list[Standing]:
         """Return every method that can be compared somewhere, in the order of a table's rows."""
         found = []
+        whole = sum(spot.base is not None for panel in self.panels for spot in panel.spots.values())
         for label in self.labels:
             held = [
                 (_against(spot, label), self.place(panel, at), spot.leader == label)
@@ -198,7 +201,7 @@ class Map:
                     Standing(
                         label, worst[:2], best[:2], len(known), sum(leads for _, _, leads in known),
                         sum(one.clear_of_all and one.mean > 0 for one, _, _ in known),
-                        sum(one.clear_of_all and one.mean < 0 for one, _, _ in known),
+                        sum(one.clear_of_all and one.mean < 0 for one, _, _ in known), len(known) == whole,
                     )
                 )  # fmt: skip
         return found

@@ -154,6 +154,9 @@ def test_who_is_never_far_below_and_somewhere_above_both(tmp_path):
     ]  # fmt: skip
     row = standings_grid(built(tmp_path)).rows[-1]
     assert row[1].bold and row[1].text.startswith("-0.40 [")
+    for method in ("local", "fedavg"):  # a cell more, in which it was not run
+        runs(tmp_path, method, [0.5] * 2, kappa=10)
+    assert not any(one.reliable for one in built(tmp_path).standings())
 
 
 def test_panels_are_what_else_differs(tmp_path):
