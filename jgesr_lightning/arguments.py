@@ -30,12 +30,19 @@ def invocation() -> str:
 
 def _called(name: str, path: str) -> str:
     """Return `name` where the shell finds that program by it, else its path, a short one if it lies below."""
-    path = os.path.abspath(path)
-    found = shutil.which(name)
-    if found is not None and os.path.abspath(found) == path:
+    try:
+        path, here = os.path.abspath(path), os.getcwd() + os.sep
+        found = shutil.which(name)
+        if found is not None and os.path.abspath(found) == path:
+            return name
+    except OSError:  # somebody removed the current folder meanwhile: nothing to fail for
         return name
-    here = os.getcwd() + os.sep
     return shlex.quote(path.removeprefix(here))
+
+
+def first_line(text: str | None) -> str:
+    """Return the first line of a module's docstring, of which ``python -OO`` leaves nothing."""
+    return (text or "").partition("\n")[0]
 
 
 class CommandParser(argparse.ArgumentParser):

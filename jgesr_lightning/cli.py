@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from jgesr_lightning.arguments import CommandParser, program
+from jgesr_lightning.arguments import CommandParser, first_line, program
 from jgesr_lightning.checks import nearest
 from jgesr_lightning.config import CONFIGS, Config, ConfigError, copy_configs, load_config, to_yaml
 from jgesr_lightning.paths import PathError
@@ -98,7 +98,11 @@ def _drop_output() -> None:
 
 
 def _dispatch(arguments: Sequence[str]) -> int:
-    parser = CommandParser("", __doc__.splitlines()[0], EXAMPLE, usage=f"{program()} COMMAND ...")
+    try:
+        os.getcwd()
+    except OSError:  # PyTorch would end the process with a line on libraries of its own
+        raise ConfigError("the current folder is gone; go to one that is there") from None
+    parser = CommandParser("", first_line(__doc__), EXAMPLE, usage=f"{program()} COMMAND ...")
     parser.add_argument("--version", action="version", version=f"jgesr_lightning {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", parser_class=ArgumentParser)
     for name, command in COMMANDS.items():

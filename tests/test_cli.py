@@ -297,3 +297,24 @@ def test_a_printed_command_can_be_copied(tmp_path, monkeypatch):
     assert invocation() == "jgesr"
     monkeypatch.setattr(sys, "argv", ["/x/jgesr_lightning/__main__.py", "train"])
     assert invocation() == "python -m jgesr_lightning"
+
+
+def test_a_current_folder_that_somebody_removed_is_one_line(tmp_path, monkeypatch, capsys):
+    from jgesr_lightning.arguments import invocation
+
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert cli.main(["config", "mnist_s01"]) == 2
+    assert one_line(capsys) == "error: the current folder is gone; go to one that is there\n"
+    assert invocation().endswith("-m jgesr_lightning")  # as a run that ends there says it
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["table", "--help"], ["config", "mnist_s01"]])
+def test_without_docstrings_it_works(arguments, monkeypatch, capsys):
+    """As under ``python -OO``."""
+    from jgesr_lightning.reporting import table
+
+    for module in (cli, table):
+        monkeypatch.setattr(module, "__doc__", None)
+    assert cli.main(arguments) == 0

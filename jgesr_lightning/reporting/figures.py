@@ -14,7 +14,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from jgesr_lightning.arguments import CommandParser
+from jgesr_lightning.arguments import CommandParser, first_line
 from jgesr_lightning.config import ConfigError
 from jgesr_lightning.paths import user_path
 from jgesr_lightning.reporting import plots
@@ -374,7 +374,7 @@ def _file_name(text: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw the figures of the runs below some folders into files."""
-    parser = CommandParser("figures", __doc__.splitlines()[0], "figures runs/table1_small --out figures")
+    parser = CommandParser("figures", first_line(__doc__), "figures runs/table1_small --out figures")
     add_arguments(parser)
     parser.add_argument("--out", type=user_path, metavar="DIR", help="folder of the figures (RUNS/figures)")
     parser.add_argument(

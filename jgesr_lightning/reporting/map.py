@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from jgesr_lightning.arguments import CommandParser
+from jgesr_lightning.arguments import CommandParser, first_line
 from jgesr_lightning.checks import nearest
 from jgesr_lightning.config import ConfigError
 from jgesr_lightning.identity import condition
@@ -42,7 +42,7 @@ def _labels(given: Sequence[str], collection: Collection) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the tables of a map; write them and the picture into a folder where asked."""
-    parser = CommandParser("map", __doc__.splitlines()[0], "map runs/map_small --out map")
+    parser = CommandParser("map", first_line(__doc__), "map runs/map_small --out map")
     add_places(parser)
     parser.add_argument("--rows", default=ROWS, metavar="KEY", help=f"setting that makes the rows ({ROWS})")
     parser.add_argument("--columns", default=COLUMNS, metavar="KEY", help=f"that which makes the columns ({COLUMNS})")

@@ -15,7 +15,7 @@ from urllib.parse import quote, urlsplit
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
-from jgesr_lightning.arguments import CommandParser
+from jgesr_lightning.arguments import CommandParser, first_line
 from jgesr_lightning.paths import user_path
 from jgesr_lightning.reporting import plots
 from jgesr_lightning.reporting.diagnostics import diagnostics
@@ -155,7 +155,7 @@ def _wandb_url(run: Run) -> str | None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the page of the runs below some folders."""
-    parser = CommandParser("report", __doc__.splitlines()[0], "report runs/table1_small")
+    parser = CommandParser("report", first_line(__doc__), "report runs/table1_small")
     add_arguments(parser)
     parser.add_argument("--out", type=user_path, metavar="FILE", help="the page (RUNS/report.html)")
     arguments = parser.parse_args(argv)

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from jgesr_lightning.arguments import CommandParser
+from jgesr_lightning.arguments import CommandParser, first_line
 from jgesr_lightning.config import ConfigError
 from jgesr_lightning.reporting.options import add_folders
 from jgesr_lightning.reporting.paper import NUMBERS
@@ -109,7 +109,7 @@ def _cell(one: Score, bold: bool) -> Cell:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the distances of runs from the paper's numbers."""
-    parser = CommandParser("score", __doc__.splitlines()[0], "score docs/results/readings_small.json")
+    parser = CommandParser("score", first_line(__doc__), "score docs/results/readings_small.json")
     add_folders(parser)
     found = tables_of(parser.parse_args(argv).folders, PAPERS_METRICS[0])
     runs = found.collection.runs

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from jgesr_lightning.arguments import CommandParser
+from jgesr_lightning.arguments import CommandParser, first_line
 from jgesr_lightning.paths import user_path
 from jgesr_lightning.reporting.options import add_arguments
 from jgesr_lightning.reporting.render import all_latex, all_markdown, csv_text
@@ -26,7 +26,7 @@ WRITERS: Mapping[str, tuple[str, Callable[[Sequence[Table], Sequence[str]], str]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the tables of the runs below some folders, and write them to files where asked."""
-    parser = CommandParser("table", __doc__.splitlines()[0], "table runs/table1_small --format latex --out tables")
+    parser = CommandParser("table", first_line(__doc__), "table runs/table1_small --format latex --out tables")
     add_arguments(parser)
     parser.add_argument("--format", choices=[*WRITERS, "all"], default="md", help="what is printed, or written (md)")
     parser.add_argument("--out", type=user_path, metavar="DIR", help="write table.md, table.csv, table.tex there")
