@@ -78,11 +78,6 @@ def positive_part(array: Array) -> Array:
     return array.clamp_min(0) if isinstance(array, Tensor) else np.maximum(array, 0)
 
 
-def add_product(array: Array, left: Array, right: Array) -> Array:
-    """Return ``array + left * right``, in place if that saves memory."""
-    return array.addcmul_(left, right) if isinstance(array, Tensor) else array + left * right
-
-
 def set_diagonal(array: Array, values: Array | float) -> Array:
     """Write the diagonals of (..., K, K), in place, and return it."""
     diagonal = array.diagonal(0, -2, -1) if isinstance(array, Tensor) else np.einsum("...ii->...i", array)
@@ -102,22 +97,9 @@ def solver(matrix: Array) -> Callable[[Array], Array]:
     return lambda right: np.array([_potrs(f, r)[0] for f, r in zip(factors, right, strict=True)])
 
 
-def solve(matrix: Array, right: Array) -> Array:
-    """Return the solution of ``matrix @ x = right``, (N, K, K) positive definite and (N, K, n)."""
-    return solver(matrix)(right)
-
-
 def repeated(array: Array, times: int) -> Array:
     """Return each row of an array that many times in a row."""
     return array.repeat_interleave(times, 0) if isinstance(array, Tensor) else np.repeat(array, times, 0)
-
-
-def write_rows(table: Array, rows: Array, values: Array) -> None:
-    """Write ``table[rows[b], b] = values[b]`` for each column b of (., B), in place."""
-    if isinstance(table, Tensor):
-        table.scatter_(0, rows[None], values[None])
-    else:
-        table[rows, np.arange(len(rows))] = values
 
 
 def all_of(solved: Array | bool, problems: int) -> Array | bool:

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from jgesr_lightning.graph.arrays import Array, add_product, of, per_problem, positive_part, set_diagonal
+from jgesr_lightning.graph.arrays import Array, of, per_problem, positive_part, set_diagonal
 from jgesr_lightning.graph.gram import pairwise_sq_distances
 from jgesr_lightning.graph.laplacian import check_models, laplacian, pairs
 from jgesr_lightning.graph.learning import learn, neighbour_scale
@@ -129,7 +129,9 @@ class Problem:
         """
         gradient = S @ psi
         for weight, difference in zip(weights, away, strict=True):
-            gradient = add_product(gradient, weight, difference)
+            # A tensor may be of d columns: no temporary.
+            tensor = isinstance(gradient, Tensor)
+            gradient = gradient.addcmul_(weight, difference) if tensor else gradient + weight * difference
         return gradient
 
     def counted(self, D: Array) -> Array:
