@@ -178,26 +178,28 @@ def bench_complete(clients: int, size: int, device: torch.device, repeats: int, 
         return (shares @ received).expand(clients, -1).contiguous()
 
     problem = Problem().pulled(received, weights)
-    models = Models(problem)
-    floor = median(mean, device, repeats)
-    reading = median(models.start, device, repeats)
-    writing = median(models.result, device, repeats)
+
+    def begun() -> Models:
+        models = Models(problem)
+        models.start()
+        return models
+
+    floor, reading, both = in_turn(device, repeats, mean, begun, lambda: begun().result())
     max_iter = 500 if clients <= 100 else 10
-    again = Models(problem)
     begin = clock(device)
-    (solution,) = PDCA(max_iter=max_iter).solve(again)
+    (solution,) = PDCA(max_iter=max_iter).solve(Models(problem))
     loop, iterations = clock(device) - begin - reading, solution.iterations
     aggregator = JGESR(max_iter=max_iter)
     whole = median(lambda: aggregator(received, weights), device, max(1, repeats // 2))
     row(
         f"{name}: both passes over d",
         "weighted mean of the same matrix, written K times",
-        reading + writing,
+        both,
         floor,
         "<= 4" if usual else "",
     )
     row(f"{name}: the first pass, Gram matrix", "the same", reading, floor, "")
-    row(f"{name}: the second pass, C X", "the same", writing, floor, "")
+    row(f"{name}: the second pass, C X", "the same", both - reading, floor, "")
     row(f"{name}: a whole aggregation, {iterations} steps", "the same", whole, floor, "")
     row(f"{name}: the K x K loop", "the whole aggregation", loop, whole, "")
     row(f"{name}: one K x K step", "0.5 ms", loop / iterations, 5e-4, "<= 1" if usual else "")
@@ -209,7 +211,7 @@ def bench_complete(clients: int, size: int, device: torch.device, repeats: int, 
         what = f"{name}: to stationarity 1e-5, {solved['iterations']} steps, {solved['reason']}"
         row(what, "a second", taken, 1.0, "<= 1")
     if device.type == "cuda":
-        bandwidth_row(name, received, reading + writing, 3)
+        bandwidth_row(name, received, both, 3)
 
 
 def bench_masked(clients: int, size: int, device: torch.device, repeats: int, name: str) -> None:
