@@ -145,6 +145,10 @@ class Coefficients(Columns):
         """See `Columns`."""
         return per_problem((weights * (psi * (psi @ self._gram))).sum((-1, -2)), self._problems)
 
+    def propose(self, base: Array, change: Array) -> None:
+        """See `Columns`."""
+        self.proposed = base - change
+
     def models(self) -> Iterator[tuple[slice | Tensor, Tensor]]:
         """See `Columns`; reads the data a second time."""
         # The shared row goes last: small terms are summed first, and the result is rounded once.

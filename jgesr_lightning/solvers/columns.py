@@ -32,6 +32,7 @@ class Columns:
         columns: which of all columns.
         start: Psi_0, (B, K, d), or None to start from the first pull's target.
         previous: (B, K, d) models that fill the gaps, or None; see `fill_gaps`.
+        room: memory for two iterates and each pull's target, (B, K, c).
 
     Attributes:
         psi, before, proposed: the current iterate, the one before it (None where nobody wants it), and the next one.
@@ -47,24 +48,23 @@ class Columns:
 
     def __init__(
         self, problem: Problem, layer: tuple[int, int], columns: slice | Tensor,
-        start: Tensor | None, previous: Tensor | None,
+        start: Tensor | None, previous: Tensor | None, room: list[Tensor],
     ) -> None:  # fmt: skip
         self._dtype, self._columns, self._layer = dtype_of(problem.pulls[0].target), columns, layer
         self.weights = [pull.weights[:, None].to(self._dtype) for pull in problem.pulls]
         older = previous if start is None else start
         older = None if older is None else older[..., columns]
-        self._targets, norms = list[Tensor](), problem.pulls[0].weights.new_zeros(())
-        for pull in problem.pulls:
+        self._room, self._targets, norms = room[:2], room[2:], problem.pulls[0].weights.new_zeros(())
+        for pull, room_of_target in zip(problem.pulls, self._targets, strict=True):
             target = pull.target[..., columns].to(self._dtype)
             if pull.mask is not None:
                 target = fill_gaps(target, pull.mask[..., columns], pull.weights, older)
-            self._targets.append(target)
-            norms = norms + target.double().square().sum((-1, -2))
+            norms = norms + room_of_target.copy_(target).double().square().sum((-1, -2))
         psi = self._targets[0] if start is None else start[..., columns].to(self._dtype)
         self._shared = psi.mean(-2, keepdim=True)
-        self.psi = psi - self._shared
-        self._targets = [target - self._shared for target in self._targets]
+        self.psi = torch.sub(psi, self._shared, out=self._room[0])
         for pull, target in zip(problem.pulls, self._targets, strict=True):
+            target -= self._shared
             if pull.mask is not None:
                 target.masked_fill_(~pull.mask[..., columns], torch.nan)
         self.first = self.gram(torch.cat([self.psi, self._shared], -2)), enter(norms)
@@ -112,17 +112,26 @@ class Columns:
         own = leave(self.own(S)), leave(self.own(inverse))
         return self.cast(enter(solve_columns(*own, z, right, psi)))
 
+    def propose(self, base: Any, change: Any) -> None:
+        """Propose ``base - change``; the iterate before, if it is still there, may make room."""
+        self.proposed = torch.sub(base, change, out=self._room[1 if self.psi is self._room[0] else 0])
+
     def accept(self, which: Array | None) -> None:
         """Make the proposed iterate the current one: of all problems, or of those of `which`, (N,) bool."""
         before, psi, self.proposed = self.psi, self.proposed, None
         if which is not None:
             chosen, where = self.cast(self.own(which[:, None, None])) > 0, of(psi).where
-            before = before if self.before is None else where(chosen, before, self.before)
+            before = where(chosen, before, before if self.before is None else self.before)
             psi = where(chosen, psi, self.psi)
         self.before, self.psi = before, psi
 
+    def release(self) -> None:
+        """Let go of all but the current iterate; `models` alone is called then."""
+        self.before = self.proposed = None
+        self._room, self._targets = [], []
+
     def models(self) -> Iterator[tuple[slice | Tensor, Tensor]]:
-        """Yield which columns, and Psi in them; the last call."""
+        """Yield which columns, and Psi in them."""
         yield self._columns, self.psi + self._shared
 
 

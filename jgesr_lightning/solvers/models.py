@@ -13,7 +13,7 @@ from jgesr_lightning.graph.arrays import Array, enter, hidden, leave, per_proble
 from jgesr_lightning.graph.gram import chunks, cosine_from_gram, distances_from_gram, with_shared
 from jgesr_lightning.graph.problem import Problem
 from jgesr_lightning.solvers.coefficients import Coefficients, Reduce, common_patterns
-from jgesr_lightning.solvers.columns import COPIES, Columns
+from jgesr_lightning.solvers.columns import COPIES, Columns, dtype_of
 
 T = TypeVar("T", Tensor, None, Tensor | None)
 _LEAST, _LEAST_PER_CLIENT = 64, 8  # columns from which a step of a pattern in K x K takes less time than in d-space
@@ -83,10 +83,16 @@ class Models:
                 self._parts = [Coefficients(self.problem, layers, *given, patterns)]
                 rest, layers = patterns.rest, patterns.rest_layers
         width = COPIES * self._clients * self.problems
-        none = [] if self._parts else [(0, slice(0, 0))]
-        for layer, c in list(chunks(layers, width, self._like.device)) or none:
+        slices = list(chunks(layers, width, self._like.device)) or ([] if self._parts else [(0, slice(0, 0))])
+        rows, dtype = self.problems * self._clients, dtype_of(self._like)
+        # In few pieces of memory: many small ones that come and go would leave holes of several times their size.
+        room = [torch.empty(rows * sum(layers), dtype=dtype, device=self._like.device) for _ in (0, 1, *pulls)]
+        for layer, c in slices:
+            mine = [
+                r[rows * c.start : rows * c.stop].view(self.problems, self._clients, c.stop - c.start) for r in room
+            ]
             where = c if rest is None else rest[c]
-            self._parts.append(Columns(self.problem, (layer, len(layers)), where, *given))
+            self._parts.append(Columns(self.problem, (layer, len(layers)), where, *given, mine))
 
     def start(self) -> tuple[Array, Array]:
         """Return the cosines of the rows of Psi_0, and D(Psi_0), (N, K, K)."""
@@ -111,7 +117,7 @@ class Models:
             scaled = [part.cast(size) * weight for weight in part.weights]
             across = part.cast(size * part.own(S))
             change = self.problem.gradient_models(base, across, scaled, part.away(base))
-            part.proposed = base - change
+            part.propose(base, change)
             return _measured(part, change if base is psi else part.proposed - psi, details)
 
         return self._sums(proposed)
@@ -122,7 +128,7 @@ class Models:
         inverse = enter(torch.linalg.inv(leave(S) + whole))
 
         def filtered(part: Columns) -> list[Array]:
-            part.proposed = part.solve(S, inverse)
+            part.propose(part.solve(S, inverse), 0)
             return _measured(part, part.proposed - part.psi)
 
         return self._sums(filtered)
@@ -145,6 +151,8 @@ class Models:
 
     def result(self) -> Tensor:
         """Return Psi, (..., K, d), own memory, dtype and device of what arrived; the last call."""
+        for part in self._parts:
+            part.release()
         result = torch.empty_like(self._like, memory_format=torch.contiguous_format)
         out = result.view(self.problems, *result.shape[-2:])
         while self._parts:  # and let go of each
