@@ -92,6 +92,8 @@ def neighbour_scale(D: Array, neighbours: int) -> Array:
     if not 1 <= neighbours < nodes:
         raise ValueError(f"neighbours is {neighbours!r}; it must be from 1 to {nodes - 1}, one less than the clients")
     z = np.sort(set_diagonal(given * 1, math.inf), -1)[..., :-1]
+    if nodes == 2:  # one edge at any scale: in units of its own
+        return like(1 / np.where(z[:, :1] > 0, z[:, :1], 1.0), D)
     apart = z.max((1, 2)) > 0  # or all nodes are equal, and no scale tells them apart
     k = min(neighbours, nodes - 2)
     spread = ((np.arange(1, nodes) * z - z.cumsum(-1)) * z)[..., k - 1 : k + 1]

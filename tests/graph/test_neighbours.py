@@ -42,3 +42,10 @@ def test_more_neighbours_than_there_are_is_refused(neighbours: int) -> None:
 def test_equal_nodes_have_some_graph() -> None:
     W = learn_graph(torch.zeros(5, 5), 1.0, 1.0, 1.0, neighbours=2)
     assert bool(torch.isfinite(W).all()) and float(W.sum(1).min()) > 0
+
+
+def test_two_nodes_have_one_edge_whose_weight_does_not_depend_on_the_scale() -> None:
+    D = torch.tensor([[0.0, 3.0], [3.0, 0.0]], dtype=torch.float64)
+    expected = torch.ones(2, 2, dtype=torch.float64) - torch.eye(2)  # 2 / w = 1 + w
+    for scale in (1e-6, 1.0, 1e6):
+        torch.testing.assert_close(learn_graph(scale * D, 1.0, 1.0, 1.0, neighbours=1), expected)
