@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from jgesr_lightning.graph.arrays import Array, enter, hidden, leave, per_problem
+from jgesr_lightning.graph.arrays import Array, enter, hidden, leave, of, per_problem
 from jgesr_lightning.graph.gram import chunks, cosine_from_gram, distances_from_gram, with_shared
 from jgesr_lightning.graph.problem import Problem
 from jgesr_lightning.solvers.coefficients import Coefficients, Reduce, common_patterns
@@ -99,7 +99,8 @@ class Models:
         gram, norms, *self.squares = self._summed(lambda p: [*p.first, *_fidelity(p, p.away(p.psi))])
         inner = with_shared(gram)
         total = gram.sum((-1, -2)) * 0 + inner.diagonal(0, -2, -1).sum(-1)
-        self.bound = _ABSURD**2 * (norms + per_problem(total, self.problems))
+        size = norms + per_problem(total, self.problems)
+        self.bound = of(size).where(size < 1e300, _ABSURD**2 * size, size)  # which is finite where the data are
         return cosine_from_gram(inner), distances_from_gram(gram[:, :-1, :-1])
 
     def propose(self, S: Array, step: Array, momentum: Array | None = None, details: bool = False) -> Sums:
