@@ -20,7 +20,7 @@ from jgesr_lightning.graph.filtering import solve_columns
 from jgesr_lightning.graph.gram import fill_gaps, self_product, work_dtype
 from jgesr_lightning.graph.problem import Problem
 
-COPIES = 8  # of its columns, that a step keeps in the cache
+COPIES = 4  # of its columns, that a step keeps in the cache
 
 
 class Columns:

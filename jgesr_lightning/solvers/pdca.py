@@ -52,9 +52,11 @@ class PDCA(Solver):
     def step(self, models: Models, state: State, *, careful: bool = False) -> State:
         """Return the next iterates; see `Solver`."""
         problem, details = models.problem, self.backtracking or self.accelerated
-        rho, theta = _spread(state.rho, state.W), _spread(_theta(state.inertia), state.W)
+        rho, theta = _spread(state.rho, state.W), None
+        if self.accelerated:
+            theta = _spread(_theta(state.inertia), state.W)
         # The two lines of Algorithm 1; extrapolated or not.
-        psi = models.propose(problem.operator(state.W_ahead), 1 / rho, theta if self.accelerated else None, details)
+        psi = models.propose(problem.operator(state.W_ahead), 1 / rho, theta, details)
         graph = problem.prox_graph(state.W_ahead, state.D_ahead, rho, state.dual, careful=careful)
 
         new = self._moved(models, state, psi, graph)
@@ -113,4 +115,5 @@ def _theta(inertia: Array) -> Array:
 
 def _spread(numbers: Array, graphs: Array) -> Array:
     """Give each graph what is its problem's, (B,) to (N, 1, 1)."""
-    return repeated(numbers, len(graphs) // len(numbers))[:, None, None]
+    times = len(graphs) // len(numbers)
+    return (numbers if times == 1 else repeated(numbers, times))[:, None, None]
