@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from jgesr_lightning.graph.arrays import Array, enter, hidden, leave, of, per_problem
+from jgesr_lightning.graph.arrays import Array, enter, hidden, leave, per_problem
 from jgesr_lightning.graph.gram import chunks, cosine_from_gram, distances_from_gram, with_shared
 from jgesr_lightning.graph.problem import Problem
 from jgesr_lightning.solvers.coefficients import Coefficients, Reduce, common_patterns
@@ -18,7 +18,6 @@ from jgesr_lightning.solvers.columns import COPIES, Columns, dtype_of
 T = TypeVar("T", Tensor, None, Tensor | None)
 _LEAST, _LEAST_PER_CLIENT = 64, 8  # columns from which a step of a pattern in K x K takes less time than in d-space
 _COVERED = 2 / 3  # of all columns from which it is done: copies of many others would take too much memory
-_ABSURD = 1e4  # a step this many times longer than all the data together: the iteration is on its way to infinity
 
 
 class Sums(NamedTuple):
@@ -54,11 +53,11 @@ class Models:
 
     Attributes:
         squares: after `start`, ``||M_i * (Psi_0 - T_i)||_{Z_i}^2``, (B,) each.
-        bound: after `start`, square of the length of a step that is absurd, (B,); not finite where the data are not.
+        size: after `start`, squared norm of all the data together, (B,); not finite where they are not.
     """
 
     squares: list[Array]
-    bound: Array
+    size: Array
 
     def __init__(
         self, problem: Problem, layers: Sequence[int] | None = None, reduce: Reduce | None = None, *,
@@ -99,8 +98,7 @@ class Models:
         gram, norms, *self.squares = self._summed(lambda p: [*p.first, *_fidelity(p, p.away(p.psi))])
         inner = with_shared(gram)
         total = gram.sum((-1, -2)) * 0 + inner.diagonal(0, -2, -1).sum(-1)
-        size = norms + per_problem(total, self.problems)
-        self.bound = of(size).where(size < 1e300, _ABSURD**2 * size, size)  # which is finite where the data are
+        self.size = norms + per_problem(total, self.problems)
         return cosine_from_gram(inner), distances_from_gram(gram[:, :-1, :-1])
 
     def propose(self, S: Array, step: Array, momentum: Array | None = None, details: bool = False) -> Sums:

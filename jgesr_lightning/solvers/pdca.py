@@ -24,6 +24,7 @@ from jgesr_lightning.graph.problem import Problem
 from jgesr_lightning.solvers.models import Models, Sums
 from jgesr_lightning.solvers.solver import DIVERGED, Solver, State
 
+_ABSURD = 1e4  # a step this many times longer than all the data together: the iteration is on its way to infinity
 _MAX_DOUBLINGS = 100
 _RESTART_EVERY = 200
 
@@ -60,7 +61,7 @@ class PDCA(Solver):
         graph = problem.prox_graph(state.W_ahead, state.D_ahead, rho, state.dual, careful=careful)
 
         new = self._moved(models, state, psi, graph)
-        good = (psi.step <= models.bound) & (new.value < math.inf)  # neither holds of what is not a number
+        good = (psi.step / _ABSURD**2 <= models.size) & (new.value < math.inf)  # neither holds of what is not a number
         if details:
             D_step, ahead = distances_from_gram(psi.step_gram), state.inertia > 1
             if self.accelerated:

@@ -121,7 +121,7 @@ class Solver(ABC):
         begin, steps = time.perf_counter(), 0
         with QUIET():  # what is not finite is refused
             state = self.init(models)
-            if not np.isfinite(host(models.bound)).all():
+            if not np.isfinite(host(models.size)).all():
                 raise ValueError("received holds values that are not finite, or whose squares are not")
             while True:
                 reasons, xp = host(state.reason), of(state.W)
@@ -142,7 +142,7 @@ class Solver(ABC):
         cosines, D = models.start()
         W = set_diagonal(positive_part(cosines), 0.0)
         models.problem = models.problem.scaled_to(D)
-        value, zeros = models.problem.value(models.squares, D, W), 0 * models.bound
+        value, zeros = models.problem.value(models.squares, D, W), 0 * models.size
         none = of(W).where(zeros > 0, 1, 0)
         return State(
             W, D, W, D, None, zeros + 1, zeros + getattr(self, "rho", math.nan), value, zeros + math.inf,
