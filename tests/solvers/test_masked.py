@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jgesr_lightning.graph.problem import Problem
+from jgesr_lightning.graph.problem import Problem, Pull
 from jgesr_lightning.solvers import PDCA, Alternating, Models, Solution
 from jgesr_lightning.solvers.coefficients import Coefficients, common_patterns
 from jgesr_lightning.solvers.columns import Columns
@@ -170,3 +170,19 @@ def test_common_patterns_are_those_of_a_loop_over_columns(data) -> None:
     assert groups.layers == [layer_of[columns[0]] for columns in common]
     assert groups.rest.tolist() == rest
     assert groups.rest_layers == [sum(layer_of[column] == layer for column in rest) for layer in range(len(layers))]
+
+
+def test_pulls_with_gaps_of_their_own_leave_what_they_pull_to_as_it_is() -> None:
+    received, z = federation()
+    mask, other = gaps(received), torch.rand(received.shape, generator=torch.Generator().manual_seed(2)) > 0.5
+    problem, former = posed(received, z, mask), received.flip(0).contiguous()
+    pull = Pull(former, torch.full((len(z),), 0.3, dtype=torch.float64), other)
+    copies, found = (received.clone(), former.clone()), []
+    for least in (1, NONE):
+        models = Models(problem.but(pulls=(*problem.pulls, pull)), least=least)
+        (solution,) = PDCA(max_iter=40, backtracking=True, accelerated=True).solve(models)
+        found.append((models.result(), solution.objective))
+    torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-8, atol=1e-9)
+    np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-9)
+    assert torch.equal(received, copies[0])
+    assert torch.equal(former, copies[1])
