@@ -208,10 +208,11 @@ def _refuse_another(folder: Path, path: Path) -> None:
 
 def _write(folder: Path, trained: Trained, result: Attached, path: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
+    of_run = portable(trained.card, folder)
     content = save({name: tensor.clone() for name, tensor in result.state_dict.items()}, metadata={"format": "pt"})
     write_atomically(folder / MODEL, lambda file: file.write(content))
     card: dict[str, Any] = {
-        **portable(trained.card, folder),
+        **of_run,
         "clients": [{"client": 0, "name": path.stem, "accuracy": {}, "files": {"trained": {"file": MODEL}}}],
         "attached": {
             "data": os.path.abspath(path),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,10 +32,11 @@ def export(trained: Trained, folder: Path, kinds: Sequence[str], *, one_file: bo
         The files, the card last: where it is, all the others are.
 
     Raises:
-        ConfigError: models that are not there.
+        ConfigError: models that are not there, or a file of the user's own where the network's file would go.
         OSError: a file cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    card = portable(trained.card, folder)
     clients = [{**entry, "files": {}} for entry in trained.card["clients"]]
     written: list[Path] = []
     for kind in kinds:
@@ -52,20 +52,35 @@ def export(trained: Trained, folder: Path, kinds: Sequence[str], *, one_file: bo
             written.append(_write(folder / entry["files"][kind]["file"], tensors))
         if one_file:
             written.append(_write(folder / f"{kind}.safetensors", together))
-    card = {**portable(trained.card, folder), "clients": clients}
-    write_text(folder / CARD, json.dumps(card, indent=1))
+    write_text(folder / CARD, json.dumps({**card, "clients": clients}, indent=1))
     return [*written, folder / CARD]
 
 
 def portable(card: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return a card for a folder of its own: the file of one's own network is copied there, and named from there."""
+    """Return a card for a folder of its own: the file of one's own network is copied there, and named from there.
+
+    Raises:
+        ConfigError: another file of that name is there, and no former card's.
+    """
     place, _, attribute = card["network"]["name"].rpartition(":")
     if not place.endswith(".py"):
         return card
     source, copy = Path(place), folder / Path(place).name
     if source.resolve() != copy.resolve():
-        shutil.copyfile(source, copy)
+        content = source.read_bytes()
+        if copy.exists() and copy.read_bytes() != content and not _is_of_a_card(copy):
+            raise ConfigError(f"{copy} is another file than {source}, which goes along; name another folder with --out")
+        write_atomically(copy, lambda file: file.write(content))
     return {**card, "network": {**card["network"], "name": f"./{copy.name}:{attribute}"}}
+
+
+def _is_of_a_card(copy: Path) -> bool:
+    """Return whether a card in the folder names the file as that of its network."""
+    try:
+        card = json.loads((copy.parent / CARD).read_text(encoding="utf-8"))
+        return str(card["network"]["name"]).startswith(f"./{copy.name}:")
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
 
 
 def _write(path: Path, tensors: dict[str, Tensor]) -> Path:

@@ -184,13 +184,21 @@ def test_a_damaged_file_is_named(result, tmp_path):
         load_client(tmp_path, 1, "trained")
 
 
-def test_a_network_of_ones_own_goes_along(tmp_path, monkeypatch):
+def test_a_network_of_ones_own_goes_along(tmp_path, monkeypatch, capsys):
     (tmp_path / "mine.py").write_text(
         "from torch import nn\n"
         "def net(c, size, classes): return nn.Sequential(nn.Flatten(), nn.Linear(c * size * size, classes))\n"
     )
     done = run(load_config("mnist_quick", f"{SETTINGS} model.name={tmp_path}/mine.py:net output_dir={tmp_path}"))
     (tmp_path / "out").mkdir()
+    assert main(["export", str(done.folder), "--out", str(tmp_path / "out")]) == 0
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "mine.py").write_text("print('of another project')\n")
+    capsys.readouterr()
+    assert main(["export", str(done.folder), "--out", str(tmp_path / "theirs")]) == 2
+    assert f"{tmp_path}/theirs/mine.py is another file than {tmp_path}/mine.py" in capsys.readouterr().err
+    assert [path.read_text() for path in (tmp_path / "theirs").iterdir()] == ["print('of another project')\n"]
+    (tmp_path / "out" / "mine.py").write_text("an older network's\n")  # an export replaces what a former one wrote
     assert main(["export", str(done.folder), "--out", str(tmp_path / "out")]) == 0
     x = torch.randint(0, 256, (3, *open_trained(done.folder).card["network"]["input_shape"]), dtype=torch.uint8)
     expected = load_client(done.folder, 1)(x)
