@@ -7,6 +7,7 @@ does, a key that stands twice is an error, and so is, in one line, all that is n
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -102,9 +103,13 @@ def argument(text: str) -> Setting:
 
 def as_argument(value: Setting) -> str:
     """Return the text of a value as a command line takes it: ``0.1``, ``[a,b]``, ``null``."""
-    if isinstance(value, Items):
-        return f"[{','.join(map(as_argument, value))}]"
-    return str(value.resolved()) or "null"
+    return f"[{','.join(map(_as_item, value))}]" if isinstance(value, Items) else str(value.resolved()) or "null"
+
+
+def _as_item(value: object) -> str:
+    """Return an item of a list: in quotes where a comma, say, would make another list of it."""
+    text = as_argument(value) if isinstance(value, (Text, Items)) else json.dumps(value, ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=False) if isinstance(value, Text) and argument(f"[{text}]") != [text] else text
 
 
 def written(value: object, where: str = "") -> Any:

@@ -147,9 +147,7 @@ def load_study(name: str | Path, overrides: Sequence[str] = ()) -> tuple[str, li
     """
     path = find_study(name)
     study, places = read_yaml(path, StudyFile)
-    beside = path.parent / user_path(study.base)
-    if beside.is_file():  # a path from the file that says so, as in a run's file
-        study = study.replace(base=str(beside))
+    study = study.replace(base=_base(study.base, path, places["base"]))
     given = {key: as_argument(setting) for key, setting in parse_overrides(overrides).items()}
     for key in OWN:
         if key in given:
@@ -213,6 +211,18 @@ def load_study(name: str | Path, overrides: Sequence[str] = ()) -> tuple[str, li
             settled[run] = cell
         cells[cell] = Cell(cell, study.base, tuple(f"{key}={value}" for key, value in arguments.items()), config)
     return path.stem, list(cells.values())
+
+
+def _base(name: str, path: Path, where: str) -> str:
+    """Return what the base is called from here: a path from the study's file, as in a run's file, or its `name`."""
+    try:
+        beside = path.parent / user_path(name)
+        if beside.is_file():
+            return str(beside)
+        find_config(name)
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"base is {name!r}; {error} ({where})") from None
+    return name
 
 
 def _refuse_own(study: StudyFile, path: Path, places: Mapping[str, str]) -> None:

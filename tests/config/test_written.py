@@ -171,6 +171,12 @@ def test_a_setting_made_by_hand():
     assert (config.rounds, config.logging.tags, config.resume) == (3, ("a", "100000.0"), None)
 
 
+@pytest.mark.parametrize("tags", [["x, y", "z"], ["a: b"], ["] #", 'say "hi"'], ["größer\\"]])
+def test_a_list_is_the_same_as_an_argument(tags):
+    text = as_argument(written(tags))
+    assert load_config(None, [f"logging.tags={text}"]).logging.tags == tuple(tags)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -138,6 +138,11 @@ def test_the_papers_studies_hold_the_papers_cells():
     assert sorted({c.config.channel.missing_rate for c in cells}) == [rate / 100 for rate in range(11)]
 
 
+def test_lists_of_keys_on_the_command_line_are_checked(tmp_path):
+    with pytest.raises(ConfigError, match=r"logging.tags\[0\] holds keys of its own"):
+        cells_of(tmp_path, TWO, "logging.tags=[{a: b}]")
+
+
 def test_what_no_entry_is_missing_from_is_taken_over_from_the_table():
     of_table = {copied(to_dict(cell.config)) for cell in load_study("table1_tenth")[1]}
     taken = {
@@ -162,6 +167,9 @@ def test_a_study_is_read_like_a_run(tmp_path):
         ("missing_rate: [0, 1.5]", "channel.missing_rate is 1.5"),
         ("settings: [a]", "settings is a list"),
         ("base: [a]", "base is a list"),
+        ("base: mnist_quik", "base is 'mnist_quik'; no configuration file mnist_quik (did you mean"),
+        ("base: ~nobody-here/a.yaml", "~nobody-here/a.yaml names no place: there is no user 'nobody-here'"),
+        ("base:", "base is ''; . is a folder"),
         ("seeds: [0, 1.5]", "seeds[1] is '1.5'; it must be a whole number"),
         ("grid: {local.lrr: [1, 2]}", "local.lrr"),
         ("grid: {local: {lr: [1]}}", "grid.local"),
