@@ -1,4 +1,4 @@
-"""What the studies beside one have finished: summaries, read again only where their file has changed."""
+"""What a study and those beside it have finished: summaries, read again only where their file has changed."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ class Summaries:
 
 
 def copy_of_equal(cell: Cell, summaries: Summaries) -> Path | None:
-    """Copy the cell from a study beside this one that has finished it; return that folder, or None without one.
+    """Copy the cell from a study beside this one that has finished it, or from this one under the cell's former name.
 
     All settings have to be equal, but for names, what W&B is told, and the choice of devices. A checkpoint stays
-    behind.
+    behind. Return the folder that was copied, or None without one.
     """
     if cell.folder.exists():
         return None
     wanted = copied(to_dict(cell.config))
     for path in sorted(cell.folder.parent.parent.glob(f"*/*/{FILE}")):
-        found = None if path.parent.parent == cell.folder.parent else summaries.finished(path.parent)
+        found = summaries.finished(path.parent)
         if found is not None and found["copied"] == wanted:
             unfinished = cell.folder.with_name(f".{cell.name}")
             shutil.rmtree(unfinished, ignore_errors=True)

@@ -70,6 +70,14 @@ def test_a_cell_that_a_study_beside_this_one_has_finished_is_copied(tmp_path):
     assert ran == [cell.name for cell in often]
 
 
+def test_a_method_that_is_called_otherwise_keeps_its_runs(tmp_path):
+    text, lines = "methods: {NAME: {name: fedavg, local.lr: 0.02}}\ndata: [synthetic]\n", []
+    run_cells(cells_of(tmp_path, text.replace("NAME", "former")), fake(0.91), quiet)
+    (cell,) = cells_of(tmp_path, text.replace("NAME", "new"))
+    assert run_cells([cell], fake(0.5), lines.append).finished == [cell.name]
+    assert "_new_" in cell.name and "91.00 %" in lines[0]
+
+
 def test_a_failed_cell_is_named_and_the_others_run(tmp_path):
     cells = cells_of(tmp_path, TWO)
     outcome = run_cells(cells, fake(lambda cell: -1 if "local" in cell.name else 0.9), quiet)
