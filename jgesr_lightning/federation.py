@@ -118,6 +118,7 @@ class Federation:
             present = self._present(chosen, finite, record)
             columns = sharding.to_columns(received)
             arrived = sharding.to_columns(mask) if plan.uplink.missing_rate > 0 else None
+        former = plan.aggregator.state()
         with self._watch.part("aggregate"):
             aggregate = plan.aggregator(
                 columns,
@@ -130,7 +131,11 @@ class Federation:
                 reduce=sharding.sum,
                 noise_std=plan.uplink.noise_std.expand(len(plan.weights)),
             )
-        self._refuse_unusable(aggregate, record)
+        try:
+            self._refuse_unusable(aggregate, record)
+        except NonFiniteError:
+            plan.aggregator.load_state(former)  # a checkpoint that is written now is one of the round before
+            raise
         if len(self._variances):  # the noise can have made a running variance negative
             for models in (aggregate.models, *([] if aggregate.own is None else [aggregate.own.rest])):
                 models[:, self._variances] = models[:, self._variances].clamp_(min=0)

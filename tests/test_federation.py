@@ -221,6 +221,26 @@ def test_a_non_finite_aggregate_never_reaches_a_client():
     assert "round 3" not in recorder.hooks
 
 
+@pytest.mark.parametrize(
+    ("method", "settings"), [("two_step", {"memory": 0.5}), ("cfl", {"warmup_rounds": 0, "eps1_rel": 9.0})]
+)
+def test_what_a_method_remembers_is_of_the_last_whole_round_where_one_is_refused(method, settings):
+    common = {"method": method, "settings": settings}
+    federation, shorter = small_federation(rounds=3, **common), small_federation(rounds=1, **common)
+    whole, calls = federation.plan.aggregator.aggregate, []
+
+    def aggregate(upload):
+        out = whole(upload)
+        calls.append(out.models.mul_(torch.nan if calls else 1))
+        return out
+
+    federation.plan.aggregator.aggregate = aggregate
+    with pytest.raises(NonFiniteError, match="round 2: the aggregate"):
+        run(federation)
+    run(shorter)
+    torch.testing.assert_close(federation.plan.aggregator.state(), shorter.plan.aggregator.state(), rtol=0, atol=0)
+
+
 def test_a_stop_abandons_the_round_between_clients_and_keeps_the_last_whole_one():
     recorder = Recorder()
     federation = small_federation([recorder], rounds=5)
@@ -335,6 +355,24 @@ def test_noise_makes_no_variance_negative(method):
         assert torch.equal(next_sent[:, variances], models[:, variances].clamp(min=0))
         assert torch.equal(next_sent[:, ~variances], models[:, ~variances])
     assert all(record.metrics["loss/received"] < 1e6 for record in state.records)
+
+
+def test_noise_makes_no_variance_negative_where_clients_put_in_their_own():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    settings = {"own": "clean", "beta": 1e4}  # to take much from others
+    federation = small_federation(method="two_step", settings=settings, noise=4.0, net=net, rounds=1)
+    variances, whole, least = federation.plan.layout.variances, federation.plan.aggregator.forward, []
+
+    def watched(*arguments, **keywords):
+        out = whole(*arguments, **keywords)
+        least.append(float(out.own.rest[:, variances].min()))
+        return out
+
+    federation.plan.aggregator.forward = watched
+    _, state = run(federation)
+    assert least[0] < 0, "this channel does no harm"
+    assert float(state.models[:, variances].min()) >= 0
 
 
 def test_training_from_the_clients_own_models():

@@ -26,6 +26,9 @@ def reduced_gram(
 
     Returns:
         G (P, P) float64 on the CPU, and s.
+
+    Raises:
+        ValueError: a value is not finite.
     """
     plain = reduce(gram(models, minus=minus, mask=mask)).cpu()
     if bool(torch.isfinite(plain).all()) and float(plain.diagonal().max()) > 1e-200:
@@ -36,6 +39,8 @@ def reduced_gram(
     half = half if mask is None else torch.where(mask, half, 0)
     peak = half.abs().amax() if half.numel() else half.sum()
     largest = float(reduce(peak.reshape(1) / 1024))  # a sum over processes: near enough to a maximum
+    if not math.isfinite(largest):
+        raise ValueError("received holds values that are not finite")
     if largest == 0:
         return torch.zeros_like(plain), 1.0
     unit = math.ldexp(1.0, math.floor(math.log2(largest)))  # a power of two scales without rounding

@@ -298,7 +298,7 @@ def _parts(folder: Path, shared: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def rows(found: Found, what: str = "models") -> Tensor:
-    """Return (K, d) of a checkpoint: "models", what the server sent last, or "trained", what the clients had made.
+    """Return (K, d) of a checkpoint: "models" as in `FederationState`, or "trained", what the clients had made.
 
     Raises:
         CheckpointError: damaged, or the trained models were not kept in it.

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 CARD = "card.json"
 SCHEMA = 1
 KINDS = ("received", "trained")
-"""What the server sent after the last round, and what the clients had made of the round before's, before the uplink."""
+"""What the clients had after the last round, see `FederationState.models`, and what they had trained in it."""
 
 ROWS = {"received": "models", "trained": "trained"}  # what a checkpoint calls them
 DATA = {"normalisation", "input_shape", "classes", "sizes", "test_sizes"}  # what a summary has to say of the data

@@ -43,6 +43,14 @@ def test_difference_of_finite_models_that_overflows():
     torch.testing.assert_close(cosines(far, no_reduce), torch.tensor([[1.0, -1.0], [-1.0, 1.0]]).double())
 
 
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_what_is_not_finite_is_named(value):
+    broken = models()
+    broken[1, 2] = value
+    with pytest.raises(ValueError, match="received holds values that are not finite"):
+        sq_distances(broken, no_reduce)
+
+
 def test_distances():
     torch.testing.assert_close(
         sq_distances(models().float(), no_reduce), torch.cdist(models(), models()) ** 2, rtol=1e-5, atol=1e-6
