@@ -55,7 +55,7 @@ def panel_grid(found: Map, panel: Panel) -> Grid:
             rows.append([*line, *[Cell(ABSENT)] * (len(labels) + 1)])
             continue
         better = ABSENT if spot.base is None else f"{found.name(spot.base)} {spot.means[spot.base].mean:.2f}"
-        rows.append([*line, Cell(better, kind="beside"), *(_against(spot, label) for label in labels)])
+        rows.append([*line, Cell(better, kind="words"), *(_against(spot, label) for label in labels)])
     what = f"{found.both} in percent, and each method minus it in percentage points"
     caption = f"{panel.title}: {what}; {STARS}; bold: leads"
     return Grid(caption, [("", ["better of both", *map(found.name, labels)])], rows, [], "map", corner="cell")

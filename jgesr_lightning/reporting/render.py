@@ -26,7 +26,7 @@ class Cell:
         text: what stands in it.
         bold: whether it is set in bold.
         beside: what follows in plain type: marks and the number of seeds.
-        kind: "value", "beside" (context of a value), "words" (the same, in more than one line) or "label".
+        kind: "value", "beside" (context of a value), "words" (the same, with names, in several lines) or "label".
     """
 
     text: str
@@ -204,7 +204,7 @@ def _md_row(cells: Sequence[str]) -> str:
 
 
 def _md_cell(cell: Cell) -> str:
-    text = markdown_text(cell.text) if cell.kind == "label" else cell.text
+    text = markdown_text(cell.text) if cell.kind in ("label", "words") else cell.text
     return (f"**{text}**" if cell.bold else text) + cell.beside
 
 
@@ -247,7 +247,7 @@ def _tex_cell(cell: Cell) -> str:
     if cell.kind == "label":  # the \\ of the row above would take a bracket or an asterisk for its argument
         return ("{}" if cell.text[:1] in ("[", "*") else "") + tex_text(cell.text)
     marks = cell.beside.partition("(")[0].strip()
-    text = tex_number(cell.text)
+    text = tex_text(cell.text) if cell.kind == "words" else tex_number(cell.text)
     return (rf"\textbf{{{text}}}" if cell.bold else text) + (rf"\textsuperscript{{{tex_text(marks)}}}" if marks else "")
 
 

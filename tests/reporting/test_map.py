@@ -10,7 +10,7 @@ from jgesr_lightning.config import ConfigError
 from jgesr_lightning.reporting import figures, report, table
 from jgesr_lightning.reporting.collection import collect
 from jgesr_lightning.reporting.map import main
-from jgesr_lightning.reporting.map_grids import caption, csv_text, markdown, standings_grid
+from jgesr_lightning.reporting.map_grids import caption, csv_text, latex, markdown, standings_grid
 from jgesr_lightning.reporting.map_plot import lead_text, map_figure, short_names
 from jgesr_lightning.reporting.maps import map_of
 from tests.reporting.synthetic import make_run
@@ -186,6 +186,17 @@ def test_labels_of_any_length_and_from_outside(tmp_path):
     names, legend = short_names(["two_step", "jgesr (neighbours=5)", "jgesr (neighbours=7)"], {})
     assert len(set(names.values())) == 3
     assert list(legend.values()) == ["[1] jgesr (neighbours=5)", "[2] jgesr (neighbours=7)"]
+
+
+def test_names_from_outside_break_no_table(tmp_path):
+    for data in ("a|b-2", "mnist"):
+        runs(tmp_path, "local", [0.90], data=data)
+        runs(tmp_path, "fedavg", [0.80], data=data)
+    found = built(tmp_path, names={"local": "own|-1_"})
+    rows = [line for line in markdown(found).splitlines() if line.startswith("|")]
+    assert {row.replace("\\|", "").count("|") for row in rows} == {5, 10}
+    assert "| kappa 0.05, s 0.1 | own\\|-1\\_ 90.00 | **0** | -10.00 |" in rows
+    assert "own\\textbar{}-1\\_ 90.00 &" in latex(found)
 
 
 def test_a_studys_names_stand_for_labels(tmp_path, capsys):
