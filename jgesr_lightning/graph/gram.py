@@ -92,10 +92,10 @@ def self_product(part: Tensor) -> Tensor:
     Elsewhere float32 is widened first, since its products may be rounded to ten bits there (TF32).
     """
     if part.dtype == torch.float32 and part.device.type == "cpu":
-        blocks = part.split(_BLOCK, -1)
-        total = torch.stack([(block @ block.mT).to(torch.float64) for block in blocks]).sum(0)
+        products = [(block @ block.mT).to(torch.float64) for block in part.split(_BLOCK, -1)]
+        total = products[0] if len(products) == 1 else torch.stack(products).sum(0)
         norms = total.diagonal(dim1=-2, dim2=-1)
-        if part.numel() == 0 or (float(norms.min()) > _TINY and float(norms.max()) < float("inf")):
+        if part.numel() == 0 or bool(((norms > _TINY) & (norms < torch.inf)).all()):
             return total
     wide = part.to(torch.float64)
     return wide @ wide.mT

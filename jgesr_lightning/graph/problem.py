@@ -122,12 +122,15 @@ class Problem:
         return (2 if self.smoothing == "full" else 1) * self.alpha * laplacian(W)
 
     @staticmethod
-    def gradient_models(psi: Array, S: Array, weights: Sequence[Array], away: Sequence[Array]) -> Array:
+    def gradient_models(
+        psi: Array, S: Array, weights: Sequence[Array], away: Sequence[Array], out: Tensor | None = None
+    ) -> Array:
         """Return ``sum_i Z_i M_i * (Psi - T_i) + S Psi``, (..., K, n), in whatever n columns Psi is held.
 
-        `S` is that of `operator`; `weights` and `away` hold Z_i (..., K, 1) and ``M_i * (Psi - T_i)`` of each pull.
+        `S` is that of `operator`; `weights` and `away` hold Z_i (..., K, 1) and ``M_i * (Psi - T_i)`` of each pull;
+        `out` is memory for the result, if there is some.
         """
-        gradient = S @ psi
+        gradient = S @ psi if out is None else torch.matmul(S, psi, out=out)
         for weight, difference in zip(weights, away, strict=True):
             # A tensor may be of d columns: no temporary.
             tensor = isinstance(gradient, Tensor)

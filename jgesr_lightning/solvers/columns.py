@@ -20,7 +20,7 @@ from jgesr_lightning.graph.filtering import solve_columns
 from jgesr_lightning.graph.gram import fill_gaps, self_product, work_dtype
 from jgesr_lightning.graph.problem import Problem
 
-COPIES = 4  # of its columns, that a step keeps in the cache
+COPIES = 2  # of its columns, that a step keeps in the cache
 
 
 class Columns:
@@ -32,10 +32,12 @@ class Columns:
         columns: which of all columns.
         start: Psi_0, (B, K, d), or None to start from the first pull's target.
         previous: (B, K, d) models that fill the gaps, or None; see `fill_gaps`.
-        room: memory for two iterates and each pull's target, (B, K, c).
+        room: memory for two iterates and each pull's target, (B, K, c), and for what a step needs meanwhile, a change
+            and each pull's `away`, which others may share: what is allocated anew each time has to be paged in.
 
     Attributes:
         psi, before, proposed: the current iterate, the one before it (None where nobody wants it), and the next one.
+        spare: memory for a change, or None.
         weights: Z_i of each of the problem's pulls, as a column.
         first: Gram matrices of ``[Psi_0 - 1 r'; r]``, (N, K + 1, K + 1), and the sum of ||T_i||_F^2, gaps filled, (B,).
     """
@@ -43,6 +45,7 @@ class Columns:
     psi: Any
     before: Any = None
     proposed: Any = None
+    spare: Any = None
     weights: list[Any]
     first: tuple[Array, Array]
 
@@ -54,7 +57,9 @@ class Columns:
         self.weights = [pull.weights[:, None].to(self._dtype) for pull in problem.pulls]
         older = previous if start is None else start
         older = None if older is None else older[..., columns]
-        self._room, self._targets, norms = room[:2], room[2:], problem.pulls[0].weights.new_zeros(())
+        pulls, norms = len(problem.pulls), problem.pulls[0].weights.new_zeros(())
+        self._room, self._targets = room[:2], room[2 : pulls + 2]
+        self.spare, *self._away = room[pulls + 2 :]
         for pull, room_of_target in zip(problem.pulls, self._targets, strict=True):
             target = pull.target[..., columns].to(self._dtype)
             if pull.mask is not None:
@@ -78,8 +83,9 @@ class Columns:
         return leave(numbers).to(self._dtype)
 
     def away(self, psi: Any) -> list[Any]:
-        """Return ``M_i * (psi - T_i)`` for each pull; masks may be left to the weights."""
-        return [torch.nan_to_num_(psi - target) for target in self._targets]
+        """Return ``M_i * (psi - T_i)`` for each pull, until the next call; masks may be left to the weights."""
+        pairs = zip(self._targets, self._away, strict=True)
+        return [torch.nan_to_num_(torch.sub(psi, target, out=room)) for target, room in pairs]
 
     def masks(self) -> list[Any]:
         """Return M_i, or 1 where it is left to the weights."""
@@ -96,10 +102,11 @@ class Columns:
 
     def squares(self, psi: Any, weights: Any = 1.0) -> Array:
         """Return ||psi||_Z^2, (B,); sums over a row are in the type of `psi`."""
-        norms = torch.linalg.vector_norm(psi, dim=-1, keepdim=True).double()
-        if psi.dtype == torch.float32 and not bool(norms.max() < 1e19):  # squares beyond its range
+        total = (weights * torch.linalg.vector_norm(psi, dim=-1, keepdim=True).double().square_()).sum((-1, -2))
+        if psi.dtype == torch.float32 and not bool(total.isfinite().all()):  # squares beyond its range
             norms = torch.linalg.vector_norm(psi, dim=-1, keepdim=True, dtype=torch.float64)
-        return enter((weights * (norms * norms)).sum((-1, -2)))
+            total = (weights * norms.square_()).sum((-1, -2))
+        return enter(total)
 
     def solve(self, S: Array, inverse: Array) -> Any:
         """Return the minimiser of ``sum_i ||M_i * (Psi - T_i)||_{Z_i}^2 + tr(Psi' S Psi)``, see `solve_columns`.
@@ -127,8 +134,8 @@ class Columns:
 
     def release(self) -> None:
         """Let go of all but the current iterate; `models` alone is called then."""
-        self.before = self.proposed = None
-        self._room, self._targets = [], []
+        self.before = self.proposed = self.spare = None
+        self._room, self._targets, self._away = [], [], []
 
     def models(self) -> Iterator[tuple[slice | Tensor, Tensor]]:
         """Yield which columns, and Psi in them."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -85,11 +86,13 @@ class Models:
         slices = list(chunks(layers, width, self._like.device)) or ([] if self._parts else [(0, slice(0, 0))])
         rows, dtype = self.problems * self._clients, dtype_of(self._like)
         # In few pieces of memory: many small ones that come and go would leave holes of several times their size.
-        room = [torch.empty(rows * sum(layers), dtype=dtype, device=self._like.device) for _ in (0, 1, *pulls)]
+        widest = max((c.stop - c.start for _, c in slices), default=0)
+        sizes = [rows * sum(layers)] * (2 + len(pulls)) + [rows * widest] * (1 + len(pulls))
+        room = [torch.empty(size, dtype=dtype, device=self._like.device) for size in sizes]
         for layer, c in slices:
-            mine = [
-                r[rows * c.start : rows * c.stop].view(self.problems, self._clients, c.stop - c.start) for r in room
-            ]
+            begins = [rows * c.start] * (2 + len(pulls)) + [0] * (1 + len(pulls))
+            shape = self.problems, self._clients, c.stop - c.start
+            mine = [r[begin:].narrow(0, 0, math.prod(shape)).view(shape) for r, begin in zip(room, begins, strict=True)]
             where = c if rest is None else rest[c]
             self._parts.append(Columns(self.problem, (layer, len(layers)), where, *given, mine))
 
@@ -106,6 +109,7 @@ class Models:
 
         `S` is (N, K, K); `step` and `momentum` are (N, 1, 1), the same for all graphs of a problem.
         """
+        across: dict[type[Columns], Any] = {}  # step S, as each form holds it
 
         def proposed(part: Columns) -> list[Array]:
             psi, size = part.psi, part.own(step)
@@ -114,8 +118,10 @@ class Models:
             else:
                 base = psi + part.cast(part.own(momentum)) * (psi - part.before)
             scaled = [part.cast(size) * weight for weight in part.weights]
-            across = part.cast(size * part.own(S))
-            change = self.problem.gradient_models(base, across, scaled, part.away(base))
+            if type(part) not in across:
+                across[type(part)] = part.cast(step * S)
+            own = part.own(across[type(part)])
+            change = self.problem.gradient_models(base, own, scaled, part.away(base), part.spare)
             part.propose(base, change)
             return _measured(part, change if base is psi else part.proposed - psi, details)
 
