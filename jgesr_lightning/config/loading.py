@@ -24,7 +24,7 @@ from jgesr_lightning.config.schema import KEYS, SECTIONS, Config
 from jgesr_lightning.config.section import located, looks_like
 from jgesr_lightning.config.shipped import find_config, folders
 from jgesr_lightning.config.written import Items, Setting, Text, argument, dotted, dump, read_tree, written
-from jgesr_lightning.paths import user_path
+from jgesr_lightning.paths import PathError, user_path
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +127,10 @@ def _base(name: Setting, path: Path) -> Path:
     """Return the base file of that name: one beside the file, or for a bare name one that is shipped."""
     if not isinstance(name, Text) or name.is_null:
         raise ConfigError(f"{name.where}: base must be the name of a file, or a list of such")
-    base = path.parent / user_path(name)
+    try:
+        base = path.parent / user_path(name)
+    except PathError as error:
+        raise ConfigError(f"{name.where}: base {error}") from None
     if not base.is_file() and name == Path(name).stem:
         base = next((file for place in folders() if (file := place / f"{name}.yaml").is_file()), base)
     if not base.is_file():

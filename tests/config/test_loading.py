@@ -341,6 +341,7 @@ def test_bases_that_lead_in_a_circle_are_an_error(write):
         ("aggregator:\n  alpha: x\n", 2, "aggregator.alpha is 'x'"),
         ("aggregator:\n  name: fedagv\n", 2, "did you mean 'fedavg'"),
         ("seed: 1\nbase: nowhere.yaml\n", 2, "no base file"),
+        ("seed: 1\nbase: ~nobody-here/a.yaml\n", 2, "base ~nobody-here/a.yaml names no place"),
     ],
 )
 def test_mistakes_in_files_are_named_with_file_and_line(write, text, line, about):
