@@ -51,13 +51,20 @@ def load_config(
     places: dict[str, str] = {}
     try:
         last = _layer(settings or {})
-        last |= parse_overrides(shlex.split(overrides) if isinstance(overrides, str) else overrides)
+        last |= parse_overrides(_parted(overrides) if isinstance(overrides, str) else overrides)
         path = None if path is None else find_config(path)
         layers = [*([] if path is None else _file_layers(path, {})), last]
         places |= {key: value.where for layer in layers for key, value in layer.items()}
         return _merge(layers, "run" if path is None else path.stem)
     except ValueError as error:
         raise ConfigError(located(str(error), places)) from None
+
+
+def _parted(overrides: str) -> list[str]:
+    try:
+        return shlex.split(overrides)
+    except ValueError as error:
+        raise ConfigError(f"overrides are {overrides!r}; {error}") from None
 
 
 def parse_overrides(overrides: Iterable[str]) -> Layer:

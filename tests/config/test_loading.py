@@ -562,3 +562,17 @@ def test_an_older_run_is_completed_with_todays_defaults():
 def test_overrides_that_are_a_mapping_are_told_how_to_be_written():
     with pytest.raises(ConfigError, match="texts key=value"):
         load_config("mnist_quick", {"rounds": 3})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ("rounds", "'rounds' is no setting: write key=value, such as local.lr=0.05"),
+        ("name='a b", 'overrides are "name=\'a b"; No closing quotation'),
+        ({"rounds": 3}, "overrides are texts key=value, such as 'rounds=3', not a mapping"),
+    ],
+)
+def test_overrides_that_are_none_are_named(overrides, message):
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, overrides)
+    assert str(caught.value) == message
