@@ -134,7 +134,8 @@ class Solver(ABC):
                     state, steps = self.step(models, state), steps + 1
                     if self.stop == "stationarity" and steps % self.pace == 0:
                         left = _stationarity(models, state)
-                        there = (state.reason == RUNNING) & (left.models < self.eps) & (left.graph < self.eps)
+                        going = (state.reason == RUNNING) | (state.reason == CARE)  # what waits for care may be there
+                        there = going & (left.models < self.eps) & (left.graph < self.eps)
                         state = state._replace(reason=xp.where(there, CONVERGED, state.reason))
 
     def init(self, models: Models) -> State:

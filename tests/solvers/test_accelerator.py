@@ -102,6 +102,17 @@ def test_problems_at_once_each_stop_by_themselves(accelerator, missing, solver):
         torch.testing.assert_close(result[k], models, rtol=1e-8, atol=1e-9)
 
 
+def test_a_problem_whose_every_step_needs_care_stops_where_it_is_stationary():
+    draw = torch.Generator().manual_seed(0)
+    received, start = (torch.randn(6, 300, dtype=torch.float64, generator=draw) for _ in range(2))
+    solver = PDCA(max_iter=60, stop="stationarity", eps=1e-4)
+    with as_on_an_accelerator():
+        problem = Problem(neighbours=2).pulled(1 + 2 * received, torch.ones(6, dtype=torch.float64))
+        (solution,) = solver.solve(Models(problem, start=start))
+    assert solution.converged
+    assert max(solution.stationarity) < 1e-4
+
+
 @pytest.mark.parametrize("missing", [False, True])
 @pytest.mark.parametrize(
     "solver", [PDCA(), PDCA(backtracking=True, accelerated=True), PDCA(stop="stationarity"), Alternating()]
