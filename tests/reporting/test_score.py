@@ -35,8 +35,9 @@ def test_a_reading_is_what_differs_between_runs_of_one_data_set(tmp_path):
 def test_the_command_prints_the_table_of_the_readings(capsys):
     assert main([str(ROOT / "docs" / "results" / "readings_small.json")]) == 0
     text = capsys.readouterr().out
-    assert "| batch size full | 39.24 | 40.96 | 4.70 | **1.57** |" in text
-    assert "| batch size 128 | 37.08 | 36.76 | 6.52 | 4.83 |" in text
+    assert "| batch size full, network lenet | 39.24 | 40.96 | 4.70 | **1.57** |" in text
+    assert "| batch size 128, network lenet | 37.08 | 36.76 | 6.52 | 4.83 |" in text
+    assert "| batch size full, network fedavg_cnn | 37.92 | 38.13 | 5.31 | 2.84 |" in text
     assert "other" not in text  # of the other methods there is no run
 
 
