@@ -95,7 +95,7 @@ def _panel(
     axes.set_xlim(-0.5, shape[1] - 0.5)  # cells of all panels are of one size
     axes.set_ylim(shape[0] - 0.5, -0.5)
     axes.spines[:].set_visible(False)
-    axes.set_title(figure_text("\n".join(textwrap.wrap(panel.title, 18 * max(2, shape[1]) // 2 + 12))))
+    axes.set_title(figure_text("\n".join(textwrap.wrap(panel.title, max(14, 12 * shape[1])))))
 
 
 def lead_text(spot: Spot) -> str:

@@ -258,7 +258,13 @@ def words(key: str) -> str:
 
 
 def text(value: Any) -> str:
-    """Return a setting's value as it is written on an axis."""
+    """Return a setting's value as it is written on an axis.
+
+    >>> text(0.5), text(None), text("labels")
+    ('0.5', 'none', 'labels')
+    """
+    if value is None:
+        return "none"
     return number_text(float(value)) if isinstance(value, int | float) and not isinstance(value, bool) else shown(value)
 
 
