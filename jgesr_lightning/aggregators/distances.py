@@ -13,10 +13,17 @@ from torch import Tensor
 
 from jgesr_lightning.aggregators.base import Upload, complete
 from jgesr_lightning.graph import distances_from_gram, gram
+from jgesr_lightning.graph.arrays import set_diagonal
+from jgesr_lightning.graph.laplacian import pairs
 
 KINDS = ("models", "updates", "directions")
 LAYER_WEIGHTS = ("columns", "snr")
 _LEAST_NORM = 0.01  # of what arrived: a squared norm below that, its noise taken out, is not told from zero
+
+
+def widths_of(upload: Upload, layers: Sequence[int] | None) -> list[int]:
+    """Return the columns of each layer that this process holds; those of all, where there are no `layers`."""
+    return [upload.received.shape[1]] if layers is None else list(layers)
 
 
 def products(upload: Upload, kind: str, layers: Sequence[int] | None) -> Tensor:
@@ -42,9 +49,10 @@ def products(upload: Upload, kind: str, layers: Sequence[int] | None) -> Tensor:
         rows = complete(upload)
     if kind == "models":
         minus = rows[0]
-    ends = list(itertools.accumulate([rows.shape[1]] if layers is None else layers))
-    spans = itertools.starmap(slice, itertools.pairwise([0, *ends]))
-    parts = [gram(rows[:, s], minus=minus[..., s], mask=None if mask is None else mask[:, s]) for s in spans]
+    widths = widths_of(upload, layers)
+    masks = itertools.repeat(None, len(widths)) if mask is None else mask.split(widths, -1)
+    columns = zip(rows.split(widths, -1), minus.split(widths, -1), masks, strict=True)
+    parts = [gram(part, minus=less, mask=arrived) for part, less, arrived in columns]
     found = upload.reduce(torch.stack(parts)).cpu()
     if not bool(found.isfinite().all()):
         raise ValueError("received holds values that are not finite, or whose squares are not")
@@ -53,7 +61,7 @@ def products(upload: Upload, kind: str, layers: Sequence[int] | None) -> Tensor:
 
 def noise_shares(upload: Upload, layers: Sequence[int] | None) -> Tensor:
     """Return what noise adds to each client's squared norm on average, (G, P); zero where deviations are not known."""
-    widths = [upload.received.shape[1]] if layers is None else list(layers)
+    widths = widths_of(upload, layers)
     entries = torch.tensor(widths, dtype=torch.float64, device=upload.received.device)[:, None]
     entries = entries.expand(-1, len(upload.clients))
     if upload.noise_std is None:
@@ -65,8 +73,8 @@ def noise_shares(upload: Upload, layers: Sequence[int] | None) -> Tensor:
 
 def noise_of_pairs(shares: Tensor) -> Tensor:
     """Return what noise adds to each squared distance on average, (G, P, P), from `noise_shares`; zero diagonal."""
-    pairs = shares[:, :, None] + shares[:, None, :]
-    return pairs.masked_fill(torch.eye(shares.shape[-1], dtype=torch.bool, device=pairs.device), 0)
+    noise: Tensor = set_diagonal(pairs(shares), 0.0)
+    return noise
 
 
 def compared(kind: str, found: Tensor, shares: Tensor) -> Tensor:
@@ -88,8 +96,8 @@ def compared(kind: str, found: Tensor, shares: Tensor) -> Tensor:
     clean = torch.maximum(norms - shares, _LEAST_NORM * norms)
     inverse = torch.where(clean > 0, clean, 1).rsqrt() * (clean > 0)
     cosines = (found * inverse[:, :, None] * inverse[:, None, :]).clamp(-1, 1)
-    distances = 2 * clean.mean(-1)[:, None, None] * (1 - cosines)
-    return distances.masked_fill(torch.eye(norms.shape[-1], dtype=torch.bool), 0)
+    apart: Tensor = set_diagonal(2 * clean.mean(-1)[:, None, None] * (1 - cosines), 0.0)
+    return apart
 
 
 def snr_weights(found: Tensor, shares: Tensor) -> Tensor:
@@ -104,9 +112,9 @@ def snr_weights(found: Tensor, shares: Tensor) -> Tensor:
         found: (G, P, P) of `products`.
         shares: (G, P) of `noise_shares`.
     """
-    pairs = max(1, found.shape[-1] * (found.shape[-1] - 1))
-    noise = noise_of_pairs(shares).sum((-1, -2)) / pairs
-    signal = (distances_from_gram(found).sum((-1, -2)) / pairs - noise).clamp_min(0)
+    number = max(1, found.shape[-1] * (found.shape[-1] - 1))
+    noise = noise_of_pairs(shares).sum((-1, -2)) / number
+    signal = (distances_from_gram(found).sum((-1, -2)) / number - noise).clamp_min(0)
     ratio = torch.where(noise > 0, signal / torch.where(noise > 0, noise, 1), 0)
     total = float((ratio * signal).sum())
     return ratio * (signal.sum() / total) if total > 0 else torch.ones_like(ratio)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from jgesr_lightning.aggregators.base import Aggregate, Aggregator, Own, Upload, column_slices, no_reduce
+from jgesr_lightning.aggregators.base import Aggregate, Aggregator, Own, Upload, no_reduce
 from jgesr_lightning.aggregators.distances import (
     KINDS,
     LAYER_WEIGHTS,
@@ -21,12 +20,13 @@ from jgesr_lightning.aggregators.distances import (
     products,
     remembered,
     snr_weights,
+    widths_of,
 )
 from jgesr_lightning.aggregators.local import OWNS
 from jgesr_lightning.checks import number, one_of, whole
 from jgesr_lightning.graph import distances_from_gram
 from jgesr_lightning.graph.arrays import enter
-from jgesr_lightning.graph.gram import work_dtype
+from jgesr_lightning.graph.gram import chunks, work_dtype
 from jgesr_lightning.graph.problem import Problem
 from jgesr_lightning.regularisers import Regulariser
 from jgesr_lightning.solvers import PDCA, Alternating, Models, Solution
@@ -197,18 +197,13 @@ class LearnedGraph(Aggregator):
         pulls = self.problem.mu * self.weights(upload).cpu()
         weights, shares = own_parts(self.problem.operator(graphs.cpu()), pulls)
         rest, models = torch.empty_like(out.models), torch.empty_like(out.models)
-        ends = list(itertools.accumulate([rest.shape[1]] if layers is None else layers))
         dtype = work_dtype(rest)
-        for layer, (begin, end) in enumerate(itertools.pairwise([0, *ends])):
-            own, others = weights[layer, :, None].to(rest.device, dtype), shares[layer].to(rest.device, dtype)
-            for part in column_slices(rest[:, begin:end]):
-                columns = slice(begin + part.start, begin + part.stop)
-                mean = others @ out.models[:, columns].to(dtype)
-                arrived = torch.lerp(mean, upload.received[:, columns].to(dtype), own)
-                rest[:, columns] = mean
-                models[:, columns] = (
-                    arrived if upload.mask is None else torch.where(upload.mask[:, columns], arrived, mean)
-                )
+        kept, others = weights[..., None].to(rest.device, dtype), shares.to(rest.device, dtype)
+        for layer, columns in chunks(widths_of(upload, layers), len(rest), rest.device):
+            mean = others[layer] @ out.models[:, columns].to(dtype)
+            arrived = torch.lerp(mean, upload.received[:, columns].to(dtype), kept[layer])
+            rest[:, columns] = mean
+            models[:, columns] = arrived if upload.mask is None else torch.where(upload.mask[:, columns], arrived, mean)
         info = {**out.info, "self_weight": float(weights.mean())}
         return replace(out, models=models, info=info, own=Own(weights, rest))
 

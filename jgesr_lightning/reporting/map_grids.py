@@ -20,8 +20,8 @@ STARS = (
 
 def standings_grid(found: Map) -> Grid:
     """Return a row a method: its worst loss against the better baseline, its best gain over both, and where."""
-    rows = []
-    for one in found.standings():
+    rows, standings = [], found.standings()
+    for one in standings:
         worst, best = (_extreme(held, one.reliable) for held, _ in (one.worst, one.best))
         places = [Cell(where, kind="words") for _, where in (one.worst, one.best)]
         counts = [Cell(str(count)) for count in (one.leads, one.gains, one.losses, one.spots)]
@@ -38,7 +38,7 @@ def standings_grid(found: Map) -> Grid:
         f"{GAIN:g} above both",
         "clearly: the interval corrected for the number of methods in a cell (Holm) leaves out zero",
     ]
-    if left := found.count - max((one.spots for one in found.standings()), default=0):
+    if left := found.count - max((one.spots for one in standings), default=0):
         needed = " and ".join(map(found.name, found.baselines))
         notes.append(f"{left} of {found.count} cells lack one of {needed} and do not count")
     return Grid(caption, [("", headings)], rows, notes, "standings")
@@ -75,16 +75,19 @@ def caption(found: Map, panels: Sequence[Panel]) -> str:
     )
 
 
+def grids(found: Map) -> list[Grid]:
+    """Return all grids of a map."""
+    return [standings_grid(found), *(panel_grid(found, panel) for panel in found.panels)]
+
+
 def markdown(found: Map) -> str:
     """Return all grids as Markdown."""
-    grids = [standings_grid(found), *(panel_grid(found, panel) for panel in found.panels)]
-    return "\n".join(line for grid in grids for line in markdown_grid(grid)).strip("\n") + "\n"
+    return "\n".join(line for grid in grids(found) for line in markdown_grid(grid)).strip("\n") + "\n"
 
 
 def latex(found: Map) -> str:
     """Return all grids as LaTeX."""
-    grids = [standings_grid(found), *(panel_grid(found, panel) for panel in found.panels)]
-    return "\n".join(line for number, grid in enumerate(grids) for line in latex_grid(grid, number))
+    return "\n".join(line for number, grid in enumerate(grids(found)) for line in latex_grid(grid, number))
 
 
 def csv_text(found: Map) -> str:
