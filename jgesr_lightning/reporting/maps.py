@@ -17,7 +17,7 @@ import numpy as np
 from jgesr_lightning.identity import condition, number_text
 from jgesr_lightning.reporting.runs import Run, method_rank
 from jgesr_lightning.reporting.statistics import Difference, Mean, corrected, mean_of, paired
-from jgesr_lightning.reporting.tables import SETTING_WORDS
+from jgesr_lightning.reporting.tables import SETTING_WORDS, seed_means
 from jgesr_lightning.reporting.text import shown
 
 ROWS, COLUMNS = "data.kappa", "channel.noise"
@@ -225,25 +225,22 @@ def map_of(
         baselines: labels of the methods that all are compared with.
         names: label -> what the study's file calls a method.
     """
-    sheets: dict[tuple[tuple[str, Any], ...], dict[Place, dict[str, dict[Hashable, list[float]]]]] = {}
+    sheets: dict[tuple[tuple[str, Any], ...], dict[Place, dict[str, list[Run]]]] = {}
     for run in runs:
-        value, settings = run.last(metric), condition(run.config)
-        if value is None:
+        settings = condition(run.config)
+        if run.last(metric) is None:
             continue
         at = (settings.pop(rows, None), settings.pop(columns, None))
         rest = tuple(
             sorted((key, _hashable(held)) for key, held in settings.items() if not key.startswith("aggregator."))
         )
         spot = sheets.setdefault(rest, {}).setdefault((_hashable(at[0]), _hashable(at[1])), {})
-        spot.setdefault(run.label, {}).setdefault(run.seed, []).append(100 * value)
+        spot.setdefault(run.label, []).append(run)
     titles = _titles(list(sheets))
-    panels = [
-        Panel(
-            titles[rest],
-            {at: _spot(spots[at], baselines) for at in sorted(spots, key=lambda at: (_rank(at[0]), _rank(at[1])))},
-        )
-        for rest, spots in sheets.items()
-    ]
+    panels = []
+    for rest, held in sheets.items():
+        places = sorted(held, key=lambda at: (_rank(at[0]), _rank(at[1])))
+        panels.append(Panel(titles[rest], {at: _spot(held[at], metric, baselines) for at in places}))
     ordered = sorted(panels, key=lambda panel: _natural(panel.title))
     return Map(ordered, rows, columns, metric, tuple(baselines), names or {})
 
@@ -268,8 +265,10 @@ def text(value: Any) -> str:
     return number_text(float(value)) if isinstance(value, int | float) and not isinstance(value, bool) else shown(value)
 
 
-def _spot(values: Mapping[str, Mapping[Hashable, Sequence[float]]], baselines: Sequence[str]) -> Spot:
-    by_seed = {label: {seed: sum(held) / len(held) for seed, held in of.items()} for label, of in values.items()}
+def _spot(runs: Mapping[str, Sequence[Run]], metric: str, baselines: Sequence[str]) -> Spot:
+    by_seed = {
+        label: {seed: 100 * value for seed, value in seed_means(held, metric).items()} for label, held in runs.items()
+    }
     means = {label: mean_of(list(seeds.values())) for label, seeds in by_seed.items()}
     base = _better({label: by_seed.get(label, {}) for label in baselines})
     if base is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jgesr_lightning.arguments import CommandParser, first_line
@@ -19,7 +19,7 @@ from jgesr_lightning.reporting.options import add_folders
 from jgesr_lightning.reporting.paper import NUMBERS
 from jgesr_lightning.reporting.render import ABSENT, Cell, Grid, markdown_grid
 from jgesr_lightning.reporting.runs import Column, Run
-from jgesr_lightning.reporting.tables import PAPERS_METRICS, SETTING_WORDS, tables_of
+from jgesr_lightning.reporting.tables import PAPERS_METRICS, SETTING_WORDS, seed_means, tables_of
 from jgesr_lightning.reporting.text import shown
 
 CHOOSING = ("fedavg", "fedprox")
@@ -54,13 +54,11 @@ def means_of(runs: Sequence[Run], metric: str) -> dict[tuple[str, Column], float
 
     Of several runs of one seed the mean counts.
     """
-    found: dict[tuple[str, Column], dict[Hashable, list[float]]] = {}
+    found: dict[tuple[str, Column], list[Run]] = {}
     for run in runs:
-        value = run.last(metric)
-        if value is not None:
-            found.setdefault((run.label, run.column), {}).setdefault(run.seed, []).append(100 * value)
-    by_seed = {key: [sum(held) / len(held) for held in seeds.values()] for key, seeds in found.items()}
-    return {key: sum(values) / len(values) for key, values in by_seed.items()}
+        found.setdefault((run.label, run.column), []).append(run)
+    by_seed = {key: seed_means(held, metric) for key, held in found.items()}
+    return {key: 100 * sum(seeds.values()) / len(seeds) for key, seeds in by_seed.items() if seeds}
 
 
 def readings(runs: Sequence[Run]) -> dict[str, list[Run]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -189,12 +189,17 @@ def _leader(
 
 
 def seed_values(block: Block, label: str, column: Column, metric: str) -> dict[Hashable, float]:
+    """Return `seed_means` of one method in one column."""
+    return seed_means(block.cell(label, column), metric)
+
+
+def seed_means(runs: Iterable[Run], metric: str) -> dict[Hashable, float]:
     """Return seed -> value of the last round; where settings differ by rounding, the mean over a seed's runs."""
-    values = {
-        seed: [value for run in runs if (value := run.last(metric)) is not None]
-        for seed, runs in block.by_seed(label, column).items()
-    }
-    return {seed: sum(held) / len(held) for seed, held in values.items() if held}
+    values: dict[Hashable, list[float]] = {}
+    for run in runs:
+        if (value := run.last(metric)) is not None:
+            values.setdefault(run.seed, []).append(value)
+    return {seed: sum(held) / len(held) for seed, held in values.items()}
 
 
 def remarks_of(run: Run) -> dict[str, str]:
