@@ -149,7 +149,7 @@ def test_what_no_entry_is_missing_from_is_taken_over_from_the_table():
         cell.name: cell.config for cell in load_study("missing_tenth")[1] if copied(to_dict(cell.config)) in of_table
     }
     assert {config.channel.missing_rate for config in taken.values()} == {0.0}
-    assert len(taken) == 5 * 2 * 3  # methods, data sets, seeds
+    assert len(taken) == 2 * 2 * 3  # methods, data sets, seeds
 
 
 def test_a_study_is_read_like_a_run(tmp_path):
