@@ -249,7 +249,7 @@ class Config(Section):
     """Part of the clients that take part in a round."""
     output_dir: PathText = Field("runs", pattern=r"\S")
     """Folder of all runs."""
-    resume: PathText | None = None
+    resume: Annotated[PathText, Field(pattern=r"\S")] | None = None
     """Where to go on from; None: afresh; "auto": continue the run in its folder; or the folder of another run."""
     engine: Literal["auto", "sequential", "stacked"] = "auto"
     """Local training one client at a time, all at once, or the faster of the two."""

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from jgesr_lightning.config.error import ConfigError
-from jgesr_lightning.paths import PathError, user_path
+from jgesr_lightning.paths import PathError, user_folder, user_path
 
 CONFIGS = Path("configs")
 SHIPPED = Path(__file__).parents[1] / "configs"
@@ -67,7 +67,7 @@ def copy_configs(folder: str | Path = ".") -> tuple[list[Path], list[Path]]:
     Raises:
         ConfigError: the folder cannot be written, or is the checkout that the files come from.
     """
-    target = user_path(folder) / CONFIGS
+    target = user_folder(Path(folder) / CONFIGS)
     if target.exists() and target.resolve() == SHIPPED.resolve():
         raise ConfigError(f"{target} are the package's own configurations; edit them there, or name another folder")
     written: list[Path] = []

@@ -93,8 +93,18 @@ def read_tree(path: Path) -> Pairs:
 
 
 def argument(text: str) -> Setting:
-    """Return a command-line value: a list where it is written ``[a,b]``, else the text as it stands."""
-    found = None
+    """Return a command-line value: a list where it is written ``[a,b]``, else the text as it stands.
+
+    What would be read as something else is text in double quotes, as in a file: ``""``, ``"null"``, ``"[a]"``.
+    """
+    found: object = None
+    if text[:1] == text[-1:] == '"':
+        with contextlib.suppress(ValueError):
+            found = json.loads(text)
+        if isinstance(found, str) and _needs_quotes(found):
+            quoted = Text(found)
+            quoted.quoted = True
+            return quoted
     if text.startswith("[") and text.endswith("]"):
         with contextlib.suppress(yaml.YAMLError, ConfigError, RecursionError):
             found = _value(yaml.compose(text, Loader=yaml.SafeLoader), None)
@@ -103,13 +113,28 @@ def argument(text: str) -> Setting:
 
 def as_argument(value: Setting) -> str:
     """Return the text of a value as a command line takes it: ``0.1``, ``[a,b]``, ``null``."""
-    return f"[{','.join(map(_as_item, value))}]" if isinstance(value, Items) else str(value.resolved()) or "null"
+    if isinstance(value, Items):
+        return f"[{','.join(map(_as_item, value))}]"
+    if value.is_null:
+        return "null"
+    text = str(value.resolved())
+    return json.dumps(text, ensure_ascii=False) if _needs_quotes(text) else text
+
+
+def _needs_quotes(text: str) -> bool:
+    """Return whether an argument that is this text would be read as something else."""
+    return text.strip().lower() in NULL or text[:1] + text[-1:] in ("[]", '""')
 
 
 def _as_item(value: object) -> str:
     """Return an item of a list: in quotes where a comma, say, would make another list of it."""
-    text = as_argument(value) if isinstance(value, (Text, Items)) else json.dumps(value, ensure_ascii=False)
-    return json.dumps(text, ensure_ascii=False) if isinstance(value, Text) and argument(f"[{text}]") != [text] else text
+    if not isinstance(value, Text):
+        return as_argument(value) if isinstance(value, Items) else json.dumps(value, ensure_ascii=False)
+    if value.is_null:
+        return "null"
+    text = str(value.resolved())
+    back = argument(f"[{text}]")
+    return text if back == [text] and not back[0].is_null else json.dumps(text, ensure_ascii=False)
 
 
 def written(value: object, where: str = "") -> Any:

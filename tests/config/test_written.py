@@ -3,9 +3,11 @@
 from typing import Any, Literal
 
 import pytest
+import yaml
 from pydantic import Field
 
 from jgesr_lightning.config import ConfigError, Section, Settings, as_argument, load_config, read_yaml, written
+from jgesr_lightning.config.written import argument
 
 
 class Inner(Section):
@@ -140,22 +142,40 @@ def test_a_run_may_merge_too(tmp_path):
 
 def test_settings_keep_their_text_and_place_until_a_run_types_them(read, tmp_path):
     found = read(
-        "settings:\n  local: {lr: 1e-1}\n  name: 010\n  logging.tags: [a, 1e5]\n  resume: ''\n"
+        "settings:\n  local: {lr: 1e-1}\n  name: 010\n  logging.tags: [a, 1e5]\n  logging.notes: ''\n"
     ).values.settings
     assert {key: as_argument(value) for key, value in found.items()} == {
         "local.lr": "1e-1",
         "name": "010",
         "logging.tags": "[a,1e5]",
-        "resume": "null",
+        "logging.notes": '""',
     }
     config = load_config(None, ["name=mine"], settings=found)
-    assert (config.local.lr, config.name, config.logging.tags, config.resume) == (0.1, "mine", ("a", "1e5"), "")
+    assert (config.local.lr, config.name, config.logging.tags, config.logging.notes) == (0.1, "mine", ("a", "1e5"), "")
     wrong = read("settings:\n  local:\n    lr: -1\n").values.settings
     with pytest.raises(ConfigError, match=r"local.lr is -1.0; it must be a number, above 0 \(.*file.yaml, line 3\)"):
         load_config(None, (), settings=wrong)
     unknown = read("settings: {learning_rate: 1}\n").values.settings
     with pytest.raises(ConfigError, match=r"file.yaml, line 1: unknown key 'learning_rate' \(did you mean 'local.lr'"):
         load_config(None, (), settings=unknown)
+
+
+TEXTS = ("''", '"null"', "'~'", '" none "', "' '", "'[a, b]'", "'\"\"'", "'\"'", "'\"a\"'", "a, b", "null", "~", "")
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_that_looks_like_something_else_is_the_same_as_an_argument(read, text):
+    wanted = yaml.safe_load(f"- {text}")[0]  # nothing here that YAML 1.1 takes for a number
+    written_so = read(f"settings: {{logging.notes: {text if ', ' not in text else repr(text.strip(chr(39)))}}}\n")
+    setting = written_so.values.settings["logging.notes"]
+    assert load_config(None, settings={"logging.notes": setting}).logging.notes == wanted
+    assert load_config(None, [f"logging.notes={as_argument(setting)}"]).logging.notes == wanted
+
+
+def test_texts_that_look_like_no_value_stay_texts_in_a_list(read):
+    setting = read("settings: {logging.tags: ['null', '~', a, '[b]', null]}\n").values.settings["logging.tags"]
+    assert as_argument(setting) == '["null","~",a,"[b]",null]'
+    assert [item.is_null for item in argument(as_argument(setting))] == [False, False, False, False, True]
 
 
 def test_places_of_every_value(read, tmp_path):
@@ -185,6 +205,7 @@ def test_a_list_is_the_same_as_an_argument(tags):
         ("data.planted: label", "is 'label' (did you mean 'labels'?); it must be one of: labels, rotations, null"),
         ("local.lr: 1e39", "is 1e+39; it must be a number, 0 or between 1.18e-38 and 3.4e+38, which 32 bits hold"),
         ("data.label: ' '", "is ' '; it must be text that is not blank"),
+        ("resume: ''", "is ''; it must be text that is not blank or null"),
         ("logging.tags: [a, ' ']", "is ['a', ' ']; each must not be empty"),
         ("aggregator.alpha: {x: 1}", "holds keys of its own; it must be a number"),
     ],
