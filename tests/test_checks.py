@@ -66,6 +66,16 @@ def test_synonyms_lead_to_what_there_is():
         ("sample_fraction=1.0", "participation"),
         ("lam=0.01", "aggregator.lam"),
         ("data.partition=noniid-skew", "shards"),
+        # FedLab, the standalone examples
+        ("com_round=10", "rounds"),
+        ("global_round=10", "rounds"),
+        ("sample_ratio=0.1", "participation"),
+        ("dir_alpha=0.1", "data.kappa"),
+        # pfl-research, benchmarks
+        ("central_num_iterations=10", "rounds"),
+        ("cohort_size=10", "participation"),
+        ("local_num_epochs=1", "local.epochs"),
+        ("evaluation_frequency=5", "evaluation.every"),
         # Flower, its templates' [tool.flwr.app.config] and strategies
         ("num-server-rounds=3", "rounds"),
         ("fraction-fit=0.5", "participation"),
