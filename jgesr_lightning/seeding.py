@@ -20,6 +20,8 @@ PARTICIPATION = "participation"
 DROPOUT = "dropout"
 SUBSET = "subset"
 
+_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # without it cuBLAS takes another algorithm where streams share its memory
+
 
 def derive(seed: int, purpose: str, round_number: int = 0, client: int = 0) -> int:
     """Return a 63-bit seed that depends on all four arguments and on nothing else.
@@ -44,7 +46,8 @@ def deterministic(wanted: bool) -> Iterator[None]:
         return
     filling, cudnn = torch.utils.deterministic, torch.backends.cudnn
     before = torch.get_deterministic_debug_mode(), filling.fill_uninitialized_memory, cudnn.benchmark  # type: ignore[attr-defined]
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    workspace = os.environ.get(_WORKSPACE)
+    os.environ[_WORKSPACE] = workspace or ":4096:8"
     torch.use_deterministic_algorithms(True, warn_only=True)
     # filling fresh memory guards against reading it uninitialised, which nothing here does; it costs a pass a tensor
     filling.fill_uninitialized_memory = False  # type: ignore[attr-defined]
@@ -52,5 +55,9 @@ def deterministic(wanted: bool) -> Iterator[None]:
     try:
         yield
     finally:
+        if workspace is None:
+            os.environ.pop(_WORKSPACE, None)
+        else:
+            os.environ[_WORKSPACE] = workspace
         torch.set_deterministic_debug_mode(before[0])
         filling.fill_uninitialized_memory, cudnn.benchmark = before[1:]  # type: ignore[attr-defined]

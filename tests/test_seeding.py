@@ -1,6 +1,8 @@
 import contextlib
 import itertools
+import os
 
+import pytest
 import torch
 
 from jgesr_lightning import seeding
@@ -48,6 +50,17 @@ def test_generator_leaves_the_global_stream_alone():
     torch.manual_seed(5)
     torch.rand(4, generator=seeding.generator(0, seeding.INIT))
     assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize("set_before", [None, ":16:8", ""])
+def test_a_variable_that_a_run_sets_is_as_before_after_it(monkeypatch, set_before):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    if set_before is not None:
+        monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", set_before)
+    with contextlib.suppress(KeyError), seeding.deterministic(True):
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == (set_before or ":4096:8")
+        raise KeyError
+    assert os.environ.get("CUBLAS_WORKSPACE_CONFIG") == set_before
 
 
 def test_deterministic_algorithms_are_on_for_a_run_alone():
