@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import logging
 import os
 import socket
@@ -134,6 +135,27 @@ def locked(path: Path) -> Iterator[int | None]:
         yield descriptor
     finally:
         lock.release()
+
+
+def held_since(path: Path) -> float | None:
+    """Return the time at which whoever holds the lock `path` took it, or None where nobody does, or none can tell.
+
+    A free lock is held for that, but as one of many who may share it: a process that wants it in that instant alone
+    would take it for held.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return os.fstat(descriptor).st_mtime  # who takes it writes its name into it
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)
+    return None
 
 
 def _holder(path: Path) -> str:

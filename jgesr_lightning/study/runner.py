@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from jgesr_lightning.runtime.files import InUseError, locked
+from jgesr_lightning.runtime.files import InUseError, held_since, locked
 from jgesr_lightning.runtime.signals import StopRequest
 from jgesr_lightning.study.beside import Summaries, copy_of_equal, seconds_of
 from jgesr_lightning.study.cells import Cell
@@ -105,7 +105,7 @@ class _Runner:
         head = f"[{place}/{len(self.cells)}] {cell.name}"
         try:
             with ExitStack() as held:
-                lock = held.enter_context(locked(cell.folder.parent / ".locks" / cell.name))
+                lock = held.enter_context(locked(lock_of(cell)))
                 if done := self._done(cell):
                     self.outcome.finished.append(cell.name)
                     self.say(f"{head}: {done}, {result(cell)}")
@@ -165,7 +165,10 @@ class _Runner:
             self.say(f"{head}: failed, {reason}")
 
     def _seconds_left(self) -> float:
-        """Return the estimated time for the cells that run and those to come, from what finished ones took."""
+        """Return the estimated time for the cells that run and those to come, from what finished ones took.
+
+        Cells that other processes hold run beside ours, and whoever runs them takes of those to come, too.
+        """
         done = {cell.name: self.summaries.finished(cell.folder) for cell in self.cells}
         for cell in self.cells:
             if (summary := done[cell.name]) is not None:
@@ -173,8 +176,13 @@ class _Runner:
         start, now = sum(self.starts) / len(self.starts), time.monotonic()
         of = self.estimate.of
         running = [max(0.0, start + of(one.cell) - (now - one.start)) for one in self.running]
-        coming = [start + of(cell) for _, cell in self.waiting if done[cell.name] is None]
-        return (sum(running) + sum(coming)) / self.workers
+        waiting = [cell for _, cell in self.waiting if done[cell.name] is None]
+        passed = [cell for cell in self.cells if cell.name in self.outcome.elsewhere and done[cell.name] is None]
+        held = {cell.name: at for cell in (*waiting, *passed) if (at := held_since(lock_of(cell))) is not None}
+        others = [cell for cell in (*waiting, *passed) if cell.name in held]
+        beside = [max(0.0, start + of(cell) - (time.time() - held[cell.name])) for cell in others]
+        coming = [start + of(cell) for cell in waiting if cell.name not in held]
+        return (sum(running) + sum(beside) + sum(coming)) / (self.workers + len(others))
 
 
 def result(cell: Cell) -> str:
@@ -201,6 +209,11 @@ def state(cell: Cell) -> str:
 def log_of(cell: Cell) -> Path:
     """Return the file that takes a cell's output."""
     return cell.folder.parent / "logs" / f"{cell.name}.log"
+
+
+def lock_of(cell: Cell) -> Path:
+    """Return the file whose lock whoever runs a cell holds."""
+    return cell.folder.parent / ".locks" / cell.name
 
 
 def _send(child: Child, number: signal.Signals) -> None:

@@ -1,12 +1,13 @@
 import os
 import resource
+import socket
 import subprocess
 import sys
 
 import pytest
 import torch
 
-from jgesr_lightning.runtime.files import InUseError, locked, move_aside, say, write_atomically, write_text
+from jgesr_lightning.runtime.files import InUseError, held_since, locked, move_aside, say, write_atomically, write_text
 
 
 def test_a_failed_write_leaves_the_former_file_and_no_other(tmp_path):
@@ -43,6 +44,18 @@ except InUseError as error:
         with pytest.raises(InUseError), locked(lock):
             pass
     assert other() == "got it\n"
+
+
+def test_since_when_a_lock_is_held_is_told_without_taking_it(tmp_path):
+    path = tmp_path / "lock"
+    assert held_since(path) is None and not path.exists()
+    with locked(path):
+        os.utime(path, (0, 1000))
+        assert held_since(path) == 1000
+        assert path.read_text() == f"process {os.getpid()} on {socket.gethostname()}"
+    assert held_since(path) is None
+    (tmp_path / "link").symlink_to(path)
+    assert held_since(tmp_path / "link") is None
 
 
 def test_a_lock_that_is_a_link_is_refused_and_its_target_left_alone(tmp_path):

@@ -7,16 +7,17 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from jgesr_lightning.cli import main
 from jgesr_lightning.config import to_dict
 from jgesr_lightning.runtime.files import InUseError, locked
-from jgesr_lightning.study import load_study
+from jgesr_lightning.study import load_study, runner
 from jgesr_lightning.study.estimate import Estimate
 from jgesr_lightning.study.processes import programs
-from jgesr_lightning.study.runner import run_cells, state
+from jgesr_lightning.study.runner import lock_of, run_cells, state
 from tests.study.studies import BASE, ROOT, TWO, cells_of, fake, quiet, write_study
 
 
@@ -142,6 +143,18 @@ def test_the_time_left_goes_by_kinds(tmp_path):
     assert known.of(cell("synthetic", 0.1, "cfl")) == 30
     assert known.of(cell("synthetic", 1.0, "local")) == 200  # the same data before the same method
     assert known.of(cell("mnist", 1.0, "cfl")) == pytest.approx(80)
+
+
+def test_the_time_left_counts_the_cells_of_others(tmp_path, monkeypatch):
+    cells, lines = cells_of(tmp_path, TWO + "seeds: [0, 1, 2]\n"), []
+    monkeypatch.setattr(runner, "time", SimpleNamespace(**{**vars(time), "time": lambda: 1e9}))
+    with locked(lock_of(cells[0])), locked(lock_of(cells[3])):
+        os.utime(lock_of(cells[0]), (0, 1e9))
+        os.utime(lock_of(cells[3]), (0, 1e9 - 30))
+        run_cells(cells, fake(0.9), lines.append)
+    left = [line.rpartition("about ")[2] for line in lines if "about" in line]
+    # a minute a cell: three are to come, 60 and 30 s of others' two are left, and three work on them
+    assert left == ["1 min 30 s left", "1 min 10 s left", "50 s left", "30 s left"]
 
 
 def test_several_workers_run_each_cell_once(tmp_path):
