@@ -37,6 +37,35 @@ def user_path(path: str | os.PathLike[str]) -> Path:
     return folder / rest.lstrip("/")
 
 
+def user_file(path: str | os.PathLike[str]) -> Path:
+    """Return a path that a user gave for a file to be written; `~` as in `user_path`.
+
+    Raises:
+        PathError: a folder is there, or a file is in the way.
+    """
+    file = user_path(path)
+    if file.is_dir():
+        raise PathError(f"{file} is a folder; name a file")
+    user_folder(file.parent)
+    return file
+
+
+def user_folder(path: str | os.PathLike[str]) -> Path:
+    """Return a path that a user gave for a folder, there already or to be made; `~` as in `user_path`.
+
+    Raises:
+        PathError: a file is there, or in the way.
+    """
+    folder = user_path(path)
+    for place in (folder, *folder.parents):
+        if os.path.lexists(place):
+            if not place.is_dir():
+                what = "a file" if place.is_file() else "no folder"
+                raise PathError(f"{place} is {what}; name a folder" + (f", not {folder}" if place != folder else ""))
+            break
+    return folder
+
+
 def home(name: str = "") -> Path | None:
     """Return the home folder of the user `name`, or, without a name, of whoever runs this; None where it has none.
 

@@ -8,7 +8,7 @@ import pytest
 from jgesr_lightning import cli, paths
 from jgesr_lightning.data import data_root
 from jgesr_lightning.data.cache import cache_paths
-from jgesr_lightning.paths import PathError, cache_home, home, user_path, writable
+from jgesr_lightning.paths import PathError, cache_home, home, user_file, user_folder, user_path, writable
 
 
 @pytest.fixture
@@ -90,3 +90,37 @@ def test_writable_makes_nothing(tmp_path):
     assert not writable(tmp_path / "marked") and not writable(tmp_path / "marked" / "below")
     (tmp_path / "file").touch()
     assert not writable(tmp_path / "file" / "below")
+
+
+def test_a_file_where_a_folder_is_wanted_is_said_to_be_one(tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    assert user_folder(tmp_path / "new" / "one") == tmp_path / "new" / "one"
+    assert user_folder(tmp_path) == tmp_path
+    assert user_file(file) == file
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for function, path, said in (
+        (user_folder, file, f"{file} is a file; name a folder"),
+        (user_folder, file / "a" / "b", f"{file} is a file; name a folder, not {file}/a/b"),
+        (user_folder, tmp_path / "link", f"{tmp_path}/link is no folder; name a folder"),
+        (user_file, tmp_path, f"{tmp_path} is a folder; name a file"),
+        (user_file, file / "a", f"{file} is a file; name a folder"),
+    ):
+        with pytest.raises(PathError) as caught:
+            function(path)
+        assert str(caught.value) == said
+
+
+COMMANDS = [[name, "nowhere", "--out", "FILE"] for name in ("map", "table", "figures")]
+COMMANDS += [["table", "nowhere", "--store", "FOLDER"], ["report", "nowhere", "--out", "FOLDER"], ["init", "FILE"]]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_place_of_the_wrong_kind_is_said_at_once(tmp_path, monkeypatch, capsys, command):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "FILE").touch()
+    (tmp_path / "FOLDER").mkdir()
+    assert cli.main(command) == 2
+    kind, wanted = ("folder", "file") if "FOLDER" in command else ("file", "folder")
+    assert f"{kind.upper()} is a {kind}; name a {wanted}" in capsys.readouterr().err

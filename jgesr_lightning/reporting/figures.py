@@ -16,7 +16,7 @@ import numpy as np
 
 from jgesr_lightning.arguments import CommandParser, first_line
 from jgesr_lightning.config import ConfigError
-from jgesr_lightning.paths import user_path
+from jgesr_lightning.paths import user_folder
 from jgesr_lightning.reporting import plots
 from jgesr_lightning.reporting.agg import Figure
 from jgesr_lightning.reporting.comparisons import Dot, client_plot, dot_plot, forest_plot
@@ -376,7 +376,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Draw the figures of the runs below some folders into files."""
     parser = CommandParser("figures", first_line(__doc__), "figures runs/table1_small --out figures")
     add_arguments(parser)
-    parser.add_argument("--out", type=user_path, metavar="DIR", help="folder of the figures (RUNS/figures)")
+    parser.add_argument("--out", type=user_folder, metavar="DIR", help="folder of the figures (RUNS/figures)")
     parser.add_argument(
         "--only", action="append", metavar="PATTERN", help="figures whose name matches, such as 'rounds_*'"
     )

@@ -12,7 +12,7 @@ from jgesr_lightning.arguments import CommandParser, first_line
 from jgesr_lightning.checks import nearest
 from jgesr_lightning.config import ConfigError
 from jgesr_lightning.identity import condition
-from jgesr_lightning.paths import user_path
+from jgesr_lightning.paths import user_folder
 from jgesr_lightning.reporting import plots
 from jgesr_lightning.reporting.collection import Collection
 from jgesr_lightning.reporting.figures import map_drawings
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", default=ROWS, metavar="KEY", help=f"setting that makes the rows ({ROWS})")
     parser.add_argument("--columns", default=COLUMNS, metavar="KEY", help=f"that which makes the columns ({COLUMNS})")
     parser.add_argument("--format", choices=[*WRITERS, "all"], default="md", help="what is printed, or written (md)")
-    parser.add_argument("--out", type=user_path, metavar="DIR", help="write the tables there, and map.png, map.svg")
+    parser.add_argument("--out", type=user_folder, metavar="DIR", help="write the tables there, and map.png, map.svg")
     parser.add_argument(
         "--baseline", action="append", metavar="METHOD",
         help=f"method that all are compared with; give each ({' and '.join(BASELINES)})",

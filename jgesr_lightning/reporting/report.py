@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
 from jgesr_lightning.arguments import CommandParser, first_line
-from jgesr_lightning.paths import user_path
+from jgesr_lightning.paths import user_file
 from jgesr_lightning.reporting import plots
 from jgesr_lightning.reporting.diagnostics import diagnostics
 from jgesr_lightning.reporting.figures import Drawing, draw_block, map_drawings, unique
@@ -157,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Write the page of the runs below some folders."""
     parser = CommandParser("report", first_line(__doc__), "report runs/table1_small")
     add_arguments(parser)
-    parser.add_argument("--out", type=user_path, metavar="FILE", help="the page (RUNS/report.html)")
+    parser.add_argument("--out", type=user_file, metavar="FILE", help="the page (RUNS/report.html)")
     arguments = parser.parse_args(argv)
     found = tables_of(arguments.folders, arguments.metric, arguments.reference, drawn=True)
     target = arguments.out or beside(arguments.folders, "report.html")

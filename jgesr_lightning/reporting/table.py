@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from jgesr_lightning.arguments import CommandParser, first_line
-from jgesr_lightning.paths import user_path
+from jgesr_lightning.paths import user_file, user_folder
 from jgesr_lightning.reporting.options import add_arguments
 from jgesr_lightning.reporting.render import all_latex, all_markdown, csv_text
 from jgesr_lightning.reporting.store import store
@@ -29,10 +29,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = CommandParser("table", first_line(__doc__), "table runs/table1_small --format latex --out tables")
     add_arguments(parser)
     parser.add_argument("--format", choices=[*WRITERS, "all"], default="md", help="what is printed, or written (md)")
-    parser.add_argument("--out", type=user_path, metavar="DIR", help="write table.md, table.csv, table.tex there")
+    parser.add_argument("--out", type=user_folder, metavar="DIR", help="write table.md, table.csv, table.tex there")
     parser.add_argument(
         "--store",
-        type=user_path,
+        type=user_file,
         metavar="FILE",
         help="write the runs, curves and graphs included, to FILE (.json, .json.gz)",
     )

@@ -23,10 +23,10 @@ from jgesr_lightning.checks import whole
 from jgesr_lightning.config import ConfigError
 from jgesr_lightning.data import split_train_test
 from jgesr_lightning.layout import ParameterLayout
-from jgesr_lightning.paths import user_path
+from jgesr_lightning.paths import user_folder, user_path
 from jgesr_lightning.runtime import checkpoint
 from jgesr_lightning.runtime.files import say, write_atomically, write_text
-from jgesr_lightning.trained.export import destination, portable
+from jgesr_lightning.trained.export import portable
 from jgesr_lightning.trained.joining import edge_weights, joined_model
 from jgesr_lightning.trained.samples import Samples, add_options, labelled
 from jgesr_lightning.trained.scoring import accuracy
@@ -178,7 +178,7 @@ def main(arguments: Sequence[str]) -> int:
     path = user_path(given.data)
     about = trained.card["network"]
     samples = labelled(path, tuple(about["input_shape"]), tuple(trained.card["classes"]), given.label)
-    folder = destination(given.out, trained.place / "attached" / path.stem)
+    folder = user_folder(given.out or trained.place / "attached" / path.stem)
     _refuse_another(folder, path)
     result = attach(trained, samples, given.rounds)
     _write(folder, trained, result, path)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from jgesr_lightning.arguments import CommandParser
 from jgesr_lightning.config import ConfigError
-from jgesr_lightning.paths import user_path
+from jgesr_lightning.paths import user_folder
 from jgesr_lightning.runtime.files import say, write_atomically, write_text
 from jgesr_lightning.trained.source import CARD, KINDS, Trained, open_trained
 
@@ -101,22 +101,10 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(list(arguments))
     trained = open_trained(given.run)
     kinds = _kinds(trained, given.what)
-    folder = destination(given.out, trained.place / "export")
+    folder = user_folder(given.out or trained.place / "export")
     files = export(trained, folder, kinds, one_file=given.one_file)
     say(f"{len(files) - 1} files of {trained.num_clients} clients ({' and '.join(kinds)}) and {CARD}: {folder}")
     return 0
-
-
-def destination(out: str | None, default: Path) -> Path:
-    """Return where to write: `out` as the user gave it, else `default`.
-
-    Raises:
-        ConfigError: something that is no folder is there.
-    """
-    folder = user_path(out) if out else default
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{folder} is no folder; name one with --out")
-    return folder
 
 
 def _kinds(trained: Trained, what: str | None) -> tuple[str, ...]:

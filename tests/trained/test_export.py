@@ -166,7 +166,7 @@ def test_an_older_checkpoint_that_is_used_is_said(result, tmp_path, caplog):
 def test_out_may_not_be_a_file(result, tmp_path, capsys):
     (tmp_path / "file").touch()
     assert main(["export", str(result.folder), "--out", str(tmp_path / "file")]) == 2
-    assert "file is no folder" in capsys.readouterr().err
+    assert "file is a file; name a folder" in capsys.readouterr().err
 
 
 def test_clients_may_be_numpys_numbers(result):
