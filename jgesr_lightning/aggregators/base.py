@@ -18,14 +18,14 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from jgesr_lightning.graph.gram import column_means
+from jgesr_lightning.graph.gram import chunks, column_means
 from jgesr_lightning.regularisers import Proximal, Regulariser
 
 logger = logging.getLogger(__name__)
@@ -206,13 +206,13 @@ class Aggregator(nn.Module, ABC):
                 reduce=reduce,
                 noise_std=None if noise_std is None else torch.as_tensor(noise_std).double().cpu()[clients],
             )
-            part = self._alone(upload) if len(clients) < self.min_clients else self.aggregate(upload)
+            part = self._alone(upload) if len(clients) < self.min_clients else self._checked(upload)
         out = part if part is not None and everyone else self._scatter(part, clients, num_clients, previous)
         if received.is_cuda:
             torch.cuda.synchronize(received.device)  # else `seconds` would miss what is still queued
         info = {**out.info, "participants": len(clients), "seconds": time.perf_counter() - start}
         layer_graphs = None if out.layer_graphs is None else out.layer_graphs.cpu()
-        return Aggregate(out.models, out.graph.cpu(), info, layer_graphs, out.own)
+        return Aggregate(out.models.to(received), out.graph.to("cpu", torch.float64), info, layer_graphs, out.own)
 
     def _check(
         self,
@@ -266,6 +266,31 @@ class Aggregator(nn.Module, ABC):
             taking_part = taking_part & (reduce(mask.any(1).to(torch.float64)) > 0).cpu()
         return taking_part
 
+    def _checked(self, upload: Upload) -> Aggregate:
+        """Aggregate, and see that a method of whoever's gave what every round goes on with."""
+        part = self.aggregate(upload)
+        count, size = upload.received.shape
+        self._give(part, Aggregate, "an Aggregate")
+        self._give(part.models, (count, size), "models")
+        self._give(part.graph, (count, count), "a graph")
+        if self.own == "clean":
+            self._give(part.own, Own, "an own for own='clean', as in Aggregate(..., own=Own(weights, rest))")
+            assert part.own is not None
+            layers = len(upload.layers or ())
+            parts = layers if len(part.own.weights) == layers else 1
+            self._give(part.own.weights, (parts, count), "own.weights")
+            self._give(part.own.rest, (count, size), "own.rest")
+        return part
+
+    def _give(self, part: object, due: type | tuple[int, int], what: str) -> None:
+        """Raise ValueError unless what `aggregate` returned has the type, or is a matrix of the shape, that is due."""
+        shape = tuple(part.shape) if isinstance(part, Tensor) else None
+        if isinstance(part, due) if isinstance(due, type) else shape == due:
+            return
+        what = what if isinstance(due, type) else f"{what} of shape {due}"
+        returned = shape or ("none" if part is None else f"a {type(part).__name__}")
+        raise ValueError(f"{self.name}.aggregate must return {what}; it returned {returned}")
+
     def _alone(self, upload: Upload) -> Aggregate:
         """One participant, in a federation of several: nobody to share with, so its model stays what arrived."""
         count = len(upload.clients)
@@ -303,15 +328,6 @@ class Aggregator(nn.Module, ABC):
         return Aggregate(models, spread(part.graph, absent), info, layer_graphs, own)
 
 
-def column_slices(matrix: Tensor) -> Iterator[slice]:
-    """Yield slices that cover the columns of `matrix` (P, d), each small enough for cheap float64 copies."""
-    rows, columns = matrix.shape
-    # About 1 MiB of float64 stays in a core's cache; a GPU wants few, large kernels.
-    width = max(1024, (2**24 if matrix.is_cuda else 2**17) // rows)
-    for start in range(0, columns, width):
-        yield slice(start, min(start + width, columns))
-
-
 def _filler(upload: Upload, mask: Tensor, columns: slice) -> Tensor:
     """Return what stands where nothing arrived, for some columns: (P, c) or (1, c)."""
     if upload.previous is not None:
@@ -328,7 +344,7 @@ def complete(upload: Upload) -> Tensor:
     if mask is None:
         return upload.received.clone()
     models = torch.empty_like(upload.received, memory_format=torch.contiguous_format)
-    for columns in column_slices(models):
+    for _, columns in chunks(models.shape[1:], len(models), models.device):
         filler = _filler(upload, mask, columns)
         models[:, columns] = torch.where(mask[:, columns], upload.received[:, columns], filler)
     return models
@@ -358,7 +374,7 @@ def mix(upload: Upload, mixing: Tensor) -> Tensor:
         return rows if len(rows) == 1 else rows[which]  # a single row broadcasts without a copy
 
     models = torch.empty_like(received, memory_format=torch.contiguous_format)
-    for columns in column_slices(models):
+    for _, columns in chunks(models.shape[1:], 2 * len(models), models.device):
         if mask is None:
             models[:, columns] = per_client((distinct @ received[:, columns].to(torch.float64)).to(models.dtype))
             continue

@@ -8,10 +8,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from jgesr_lightning.aggregators.base import Aggregate, Upload, column_slices, complete
+from jgesr_lightning.aggregators.base import Aggregate, Upload, complete
 from jgesr_lightning.aggregators.geometry import sq_distances
 from jgesr_lightning.aggregators.learned_graph import LearnedGraph, edges
 from jgesr_lightning.graph import filter_signals, gradient_signals, learn_graph
+from jgesr_lightning.graph.gram import chunks
 from jgesr_lightning.graph.problem import Problem, Stationarity
 from jgesr_lightning.graph.prox import QUIET
 
@@ -55,7 +56,7 @@ class GraphFilter(LearnedGraph):
         """Return how far the filtered models and their graph are from a stationary point of J."""
         z, squares = self.weights(upload), torch.zeros(3, dtype=torch.float64, device=models.device)
         graph_there = graph.to(models.device)
-        for columns in column_slices(smooth):
+        for _, columns in chunks(smooth.shape[1:], 4 * len(smooth), smooth.device):
             psi, received = smooth[:, columns], models[:, columns]
             mask = None if upload.mask is None else upload.mask[:, columns]
             received = received if mask is None else torch.where(mask, received, 0)

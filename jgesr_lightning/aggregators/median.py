@@ -7,8 +7,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from jgesr_lightning.aggregators.base import Aggregate, Aggregator, Upload, column_slices, complete
+from jgesr_lightning.aggregators.base import Aggregate, Aggregator, Upload, complete
 from jgesr_lightning.checks import flag
+from jgesr_lightning.graph.gram import chunks
 
 
 class Median(Aggregator):
@@ -37,7 +38,7 @@ class Median(Aggregator):
         mask = upload.mask
         models = torch.empty_like(received, memory_format=torch.contiguous_format)
         supplied = torch.zeros(count, dtype=torch.float64, device=received.device)
-        for columns in column_slices(models):
+        for _, columns in chunks(models.shape[1:], 4 * count, models.device):  # sorting takes as much again thrice
             values = received[:, columns].T  # (c, P)
             shares = weights.expand(values.shape)
             if mask is not None:

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jgesr_lightning.aggregators import aggregator_class, aggregator_names, build_aggregator
+from jgesr_lightning.aggregators import Aggregate, Aggregator, aggregator_class, aggregator_names, build_aggregator
+from jgesr_lightning.aggregators.base import Own, kept
 from tests.aggregators.sharding import run_sharded
 
 NAMES = aggregator_names()
@@ -361,3 +362,47 @@ def test_gpu_gives_what_the_cpu_gives(name, missing):
     out = build(name)(**moved)
     assert out.models.is_cuda
     torch.testing.assert_close(out.models.cpu(), build(name)(**plain).models)
+
+
+class Somebodys(Aggregator):
+    """A method of a user's, which returns what it is given."""
+
+    name = "somebodys"
+
+    def __init__(self, puts_in="received", **parts):
+        super().__init__()
+        self.own, self.parts = puts_in, parts
+
+    def aggregate(self, upload):
+        if "whole" in self.parts:
+            return self.parts["whole"]
+        parts = {"models": upload.received.clone(), "graph": torch.eye(len(upload.clients)), **self.parts}
+        return Aggregate(**{name: part(upload) if callable(part) else part for name, part in parts.items()})
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ({"whole": None}, "an Aggregate; it returned none"),
+        ({"whole": torch.zeros(K, D)}, "an Aggregate; it returned (5, 37)"),
+        ({"models": torch.zeros(D)}, "models of shape (5, 37); it returned (37,)"),
+        ({"graph": [[1]]}, "a graph of shape (5, 5); it returned a list"),
+        ({"own": None}, "an own for own='clean', as in Aggregate(..., own=Own(weights, rest)); it returned none"),
+        ({"own": Own(torch.ones(K), torch.zeros(K, D))}, "own.weights of shape (1, 5); it returned (5,)"),
+        ({"own": Own(torch.ones(3, K), torch.zeros(K, D))}, "own.weights of shape (1, 5); it returned (3, 5)"),
+        ({"own": Own(torch.ones(2, K), torch.zeros(D))}, "own.rest of shape (5, 37); it returned (37,)"),
+    ],
+)
+def test_what_a_method_of_a_users_must_return_is_said(parts, said):
+    method = Somebodys("clean" if "own" in parts else "received", **parts)
+    with pytest.raises(ValueError) as caught:
+        method(**round_of(), layers=(30, 7))
+    assert str(caught.value) == f"somebodys.aggregate must return {said}"
+
+
+def test_what_a_method_of_a_users_returns_in_other_types_is_brought_to_ours():
+    given_round = round_of(dtype=torch.float32)
+    out = Somebodys("clean", models=lambda upload: upload.received.double(), own=kept)(**given_round)
+    assert torch.equal(out.models, given_round["received"]) and out.models.dtype == torch.float32
+    assert torch.equal(out.graph, torch.eye(K, dtype=torch.float64))
+    assert torch.equal(out.own.weights, torch.ones(1, K, dtype=torch.float64))
