@@ -91,12 +91,15 @@ def attach(trained: Trained, samples: Samples, rounds: int = 1) -> Attached:
         model.eval()
         return accuracy(model, samples.inputs[test], samples.labels[test])  # type: ignore[index]
 
+    try:
+        inputs = model.normalised(samples.inputs)
+    except ValueError as error:
+        raise ConfigError(error) from None
     accuracies = {"before": score(start)}
     aggregator = build_aggregator(config.aggregator.name, **config.aggregator.settings)
     fabric = Fabric(  # one process, whatever launchers' variables are set
         accelerator="cpu", devices=1, precision=config.runtime.precision, plugins=[LightningEnvironment()]
     )
-    inputs = (samples.inputs.to(model.mean) - model.mean) / model.std
     data = ClientData(inputs[train], samples.labels[train], inputs[test], samples.labels[test])
     try:
         engine, _ = build_engine(
@@ -136,6 +139,11 @@ def _joined(
     """Return the newcomer's smoothed model, and its edges: (K,), or (layers, K)."""
     assert trained.found is not None
     shared, problem = trained.found.shared, aggregator.problem
+    if not shared["graphs"]:
+        raise ConfigError(
+            f"{trained.place} was stopped after round {shared['round']} and has kept no graph yet to join; "
+            "go on with resume=auto"
+        )
     last = max(shared["graphs"])
     layered = last in shared["layer_graphs"]
     graphs = shared["layer_graphs"][last] if layered else shared["graphs"][last][None]

@@ -20,8 +20,11 @@ BATCH = 512
 
 @torch.inference_mode()
 def scores(model: ClientModel, inputs: Tensor) -> Tensor:
-    """Return class scores (n, classes) of samples (n, *input_shape) as they come."""
-    return torch.cat([model(part) for part in inputs.split(BATCH)])
+    """Return class scores (n, classes) of samples (n, *input_shape) as they come; ConfigError where they do not fit."""
+    try:
+        return torch.cat([model(part) for part in inputs.split(BATCH)])
+    except ValueError as error:
+        raise ConfigError(error) from None
 
 
 def accuracy(model: ClientModel, inputs: Tensor, labels: Tensor) -> float:

@@ -61,10 +61,11 @@ class ClientModel(nn.Module):
         self.input_shape: tuple[int, ...] = tuple(card["network"]["input_shape"])
         self.dtype = DTYPES[card["network"]["dtype"]]
         numbers = card["normalisation"]
+        self.scale = float(numbers["scale"])
         lead = (-1, *[1] * (len(self.input_shape) - 1))
         # as in training, where the scale is taken into mean and deviation: inputs are the same to the last bit
         for name in ("mean", "std"):
-            number = float(numbers["scale"]) * torch.tensor(numbers[name], dtype=torch.float64)
+            number = self.scale * torch.tensor(numbers[name], dtype=torch.float64)
             self.register_buffer(name, number.to(self.dtype).view(lead), persistent=False)
         self.eval()
 
@@ -72,12 +73,23 @@ class ClientModel(nn.Module):
         """Return class scores (B, classes) of samples as they come: bytes of images (B, C, H, W), or features (B, n).
 
         Raises:
-            ValueError: samples of another shape.
+            ValueError: samples of another shape or scale.
+        """
+        scores: Tensor = self.net(self.normalised(x))
+        return scores
+
+    def normalised(self, x: Tensor) -> Tensor:
+        """Return samples as the network itself takes them.
+
+        Raises:
+            ValueError: samples of another shape, or from 0 to 1 where the network was trained on bytes.
         """
         if tuple(x.shape[1:]) != self.input_shape:
             raise ValueError(f"samples have shape {tuple(x.shape[1:])}; this network takes {self.input_shape}")
-        scores: Tensor = self.net((x.to(self.mean) - self.mean) / self.std)
-        return scores
+        fractions = x.is_floating_point() and self.scale == 255 and bool((x != x.round()).any())
+        if fractions and float(x.min()) >= 0 and float(x.max()) <= 1:  # as many loaders of images give them
+            raise ValueError("samples lie between 0 and 1; this network takes bytes, 0 to 255: multiply them by 255")
+        return (x.to(self.mean) - self.mean) / self.std
 
 
 @dataclass(frozen=True)

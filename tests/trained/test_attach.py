@@ -1,13 +1,16 @@
 """A new client: trained by the run's own rules, joined to its graph, and left as files that can be loaded."""
 
+import dataclasses
 import json
 import shutil
 import warnings
 
+import pytest
 import torch
 
 from jgesr_lightning import load_client
 from jgesr_lightning.cli import main
+from jgesr_lightning.config import ConfigError
 from jgesr_lightning.data import load_dataset
 from jgesr_lightning.runtime import checkpoint
 from jgesr_lightning.trained import open_trained
@@ -68,6 +71,14 @@ def test_too_few_samples_and_exports_are_refused(result, tmp_path, capsys):
     assert main(["export", str(result.folder), "--out", str(tmp_path / "away")]) == 0
     assert main(["attach", str(tmp_path / "away"), "--data", str(tmp_path / "one.pt")]) == 2
     assert "needs the run's own folder" in capsys.readouterr().err
+
+
+def test_a_run_that_was_stopped_before_it_kept_a_graph_says_so(result, tmp_path):
+    trained = open_trained(result.folder)
+    shared = {**trained.found.shared, "graphs": {}}
+    stopped = dataclasses.replace(trained, found=dataclasses.replace(trained.found, shared=shared))
+    with pytest.raises(ConfigError, match="stopped after round 2 and has kept no graph yet to join; go on with resume"):
+        attach(stopped, Samples(*newcomer(), ()))
 
 
 def test_launchers_variables_are_nothing_to_a_new_client(result, monkeypatch):

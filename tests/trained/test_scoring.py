@@ -84,6 +84,20 @@ def test_what_does_not_fit_names_the_file(result, tmp_path, capsys, make, words)
     assert said.count("\n") == 1
 
 
+def test_images_from_0_to_1_are_refused_by_a_network_of_bytes(result, pictures, tmp_path, capsys):
+    x, y = pictures
+    model = load_client(result.folder, 1)
+    assert torch.equal(model(x.float()), model(x))  # the same numbers
+    for scaled in (x / 255, x.double() / 255):
+        with pytest.raises(ValueError, match="between 0 and 1; this network takes bytes, 0 to 255"):
+            model(scaled)
+    model(torch.zeros(1, *model.input_shape))  # black is black on any scale
+    torch.save({"x": x / 255, "y": y}, tmp_path / "scaled.pt")
+    for command in (["evaluate", "--data"], ["predict", "--client", "1"], ["attach", "--data"]):
+        assert main([command[0], str(result.folder), *command[1:], str(tmp_path / "scaled.pt")]) == 2
+        assert "multiply them by 255" in capsys.readouterr().err
+
+
 def test_classes_that_the_run_does_not_know_are_refused(result, pictures, tmp_path, capsys):
     x, _ = pictures
     torch.save({"x": x, "y": torch.full((8,), 99)}, tmp_path / "far.pt")
