@@ -159,6 +159,18 @@ def label(name: str) -> str:
     return name.rpartition(":")[2]
 
 
+def cause(error: BaseException) -> str:
+    """Return an error in one line, with the place in somebody's file where it arose."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
+    inner = frames[-1] if frames else None
+    if isinstance(error, SyntaxError):
+        where = f" ({error.filename}, line {error.lineno})"
+        return f"SyntaxError: {error.msg}{where}"
+    where = f" ({inner.filename}, line {inner.lineno})" if inner and inner.filename != __file__ else ""
+    reason = " ".join(str(error).split())
+    return f"{type(error).__name__}{': ' if reason else ''}{reason}{where}"
+
+
 def _target(kind: str, name: object) -> Any:
     """Return the part, or where it stands as ``module:Attribute`` or ``/path/file.py:Attribute``."""
     if isinstance(name, str):
@@ -198,11 +210,11 @@ def _module(place: str, head: str) -> ModuleType:
     except FileNotFoundError as error:
         if error.filename == place:
             raise ValueError(f"{head}; there is no file {place}") from None
-        raise ValueError(f"{head}; importing it failed: {_cause(error)}") from error
+        raise ValueError(f"{head}; importing it failed: {cause(error)}") from error
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and error.name and f"{place}.".startswith(f"{error.name}."):
             raise ValueError(f"{head}; there is no module {error.name}, installed or in this folder") from None
-        raise ValueError(f"{head}; importing it failed: {_cause(error)}") from error
+        raise ValueError(f"{head}; importing it failed: {cause(error)}") from error
 
 
 def _from_file(path: Path) -> ModuleType:
@@ -223,15 +235,3 @@ def _from_file(path: Path) -> ModuleType:
         del sys.modules[name]
         raise
     return module
-
-
-def _cause(error: BaseException) -> str:
-    """Return an error in one line, with the place in somebody's file where it arose."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]
-    inner = frames[-1] if frames else None
-    if isinstance(error, SyntaxError):
-        where = f" ({error.filename}, line {error.lineno})"
-        return f"SyntaxError: {error.msg}{where}"
-    where = f" ({inner.filename}, line {inner.lineno})" if inner and inner.filename != __file__ else ""
-    reason = " ".join(str(error).split())
-    return f"{type(error).__name__}{': ' if reason else ''}{reason}{where}"

@@ -6,12 +6,16 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from jgesr_lightning.data.dataset import DataError
+from jgesr_lightning.names import cause
+
 
 def call(function: Callable[..., Any], *arguments: Any, **offered: Any) -> Any:
     """Return ``function(*arguments, **options)`` with the offered options that its signature has a place for.
 
     Raises:
         ValueError: it needs something else.
+        DataError: it is none of this package's, and fails; the message says where.
 
     """
     signature = inspect.signature(function)
@@ -24,4 +28,11 @@ def call(function: Callable[..., Any], *arguments: Any, **offered: Any) -> Any:
     except TypeError as error:
         name = getattr(function, "__name__", function)
         raise ValueError(f"{name}{signature} cannot be called for this: {error}") from None
-    return function(*arguments, **offered)
+    if getattr(function, "__module__", "").startswith("jgesr_lightning."):
+        return function(*arguments, **offered)
+    try:
+        return function(*arguments, **offered)
+    except DataError:
+        raise
+    except Exception as error:  # whatever somebody's function raises
+        raise DataError(f"{getattr(function, '__name__', function)} failed: {cause(error)}") from error

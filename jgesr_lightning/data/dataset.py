@@ -140,6 +140,9 @@ def make_dataset(
     try:
         if test is not None and len(test_inputs) == 0:
             raise DataError(f"{name}: there are no test samples")
+        for split in (labels, test_labels):
+            if split.is_floating_point() and not bool((split == split.round()).all()):
+                raise DataError(f"{name}: labels are numbers with a fraction; they must be whole numbers from 0 on")
         numbers = statistics(inputs) if inputs.ndim in (2, 4) and len(inputs) else (torch.zeros(0), torch.zeros(0))
         return RawDataset(
             name,

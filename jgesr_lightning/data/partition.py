@@ -51,7 +51,8 @@ def dirichlet_partition(
     if len(y) < num_clients * min_samples:
         raise ValueError(
             f"{len(y)} samples cannot be split (kappa={kappa:g}) over num_clients={num_clients} with min_samples="
-            f"{min_samples} each: {num_clients * min_samples} would be needed"
+            f"{min_samples} each: {num_clients * min_samples} would be needed; use fewer clients, a smaller "
+            "data.min_samples or more data"
         )
     rng = np.random.default_rng(seeding.derive(seed, seeding.PARTITION))
     classes, class_sizes = np.unique(y, return_counts=True)

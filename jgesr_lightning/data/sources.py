@@ -61,7 +61,7 @@ def load_dataset(
         source = _find_downloading(name, folder, find, options)
 
     def decode() -> RawDataset:
-        dataset = source.decode()
+        dataset: RawDataset = call(source.decode)
         if dataset.left_out:
             log.warning("%s in %s: %s", name, folder, dataset.left_out)
         return dataset

@@ -570,6 +570,21 @@ def kept(root):
 def missing(root):
     raise DataError(f"there are no blobs in {root}")
 
+def failing(root):
+    return [1][1]
+
+def failing_later(root):
+    return Source(failing_inside)
+
+def failing_inside():
+    raise KeyError("two\\nlines")
+
+def nobody(labels, num_clients):
+    raise RuntimeError
+
+def fractions(root):
+    return make_dataset("fractions", (torch.zeros(100, 2), torch.arange(100) / 100), None, ("a", "b"))
+
 def round_robin(labels, num_clients):
     return [range(k, len(labels), num_clients) for k in range(num_clients)]
 """
@@ -599,6 +614,13 @@ def test_functions_from_a_file_are_data_sets_and_partitions(tmp_path, monkeypatc
     for settings, message in (
         (["data.name=./mine.py:missing"], "there are no blobs in"),
         (["data.name=./mine.py:nope"], "data.name is .*holds no nope"),
+        (
+            ["data.name=./mine.py:failing"],
+            r"^failing failed: IndexError: list index out of range .*mine.py, line 18\)$",
+        ),
+        (["data.name=./mine.py:failing_later"], r"^failing_inside failed: KeyError: .* \(.*mine.py, line 24\)$"),
+        (["data.partition=./mine.py:nobody"], r"^nobody failed: RuntimeError \(.*mine.py, line 27\)$"),
+        (["data.name=./mine.py:fractions"], "fractions: labels are numbers with a fraction; they must be whole"),
         (["data.partition=./mine.py:blobs"], "blobs.* cannot be called for this: missing a required argument: 'label'"),
     ):
         with pytest.raises(ConfigError, match=message):
