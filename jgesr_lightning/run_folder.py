@@ -22,6 +22,8 @@ FREE_ON_RESUME = (
 )
 """Keys and sections that may differ between a checkpoint and the run that goes on from it: they change no result."""
 
+METHOD = "aggregator.name"
+
 
 @dataclass(frozen=True)
 class Opening:
@@ -129,6 +131,8 @@ def _differences(former: dict[str, Any], present: dict[str, Any]) -> list[str]:
     """Return the keys that differ, with both values, save those that a resumed run may change."""
     old, new = flatten(former), flatten(present)
     keys = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
+    if METHOD in keys:  # which has settings of its own
+        keys = [key for key in keys if key == METHOD or not key.startswith("aggregator.")]
     free = tuple(f"{key}." for key in FREE_ON_RESUME)
     return [f"{key} was {old.get(key)}, is {new.get(key)}" for key in keys if not f"{key}.".startswith(free)]
 
