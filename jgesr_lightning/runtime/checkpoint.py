@@ -98,8 +98,12 @@ def _by_age(root: Path) -> list[Path]:
     """Return the checkpoints under `root`, newest first."""
     with contextlib.suppress(OSError):
         folders = [entry for entry in root.iterdir() if re.fullmatch(r"round_\d{5,9}", entry.name) and entry.is_dir()]
-        return sorted(folders, key=lambda entry: int(entry.name.removeprefix("round_")), reverse=True)
+        return sorted(folders, key=_round_of, reverse=True)
     return []
+
+
+def _round_of(folder: Path) -> int:
+    return int(folder.name.removeprefix("round_"))
 
 
 def save(
@@ -124,9 +128,15 @@ def save(
         Its folder.
 
     Raises:
-        CheckpointError: a process could not write; the former checkpoints are kept.
+        CheckpointError: a process could not write, or the aggregator's state is of a kind that could not be read back;
+            the former checkpoints are kept.
     """
     final = folder_of(root, state.round)
+    if odd := contents.of_method(aggregator_state):
+        raise CheckpointError(
+            f"could not write the checkpoint {final}: the method's {odd}; it must hold numbers, texts, tensors, None, "
+            "and lists and tables of them"
+        )
     partial = root / f".{final.name}.partial"
     failure: Exception | None = None
     if sharding.rank == 0:
@@ -208,7 +218,8 @@ def _put_in_place(partial: Path, final: Path) -> None:
     partial.rename(final)
     sync_folder(root)
     others = [folder for folder in _by_age(root) if folder != final]
-    before = next((folder for folder in others if folder.name < final.name and (folder / STATE).is_file()), None)
+    older = [folder for folder in others if _round_of(folder) < _round_of(final)]
+    before = next((folder for folder in older if (folder / STATE).is_file()), None)
     for folder in others:
         if folder != before:
             _remove(folder)

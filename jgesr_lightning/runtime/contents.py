@@ -20,6 +20,21 @@ FURTHER = ("trained", "believed")
 RECORD = {"round", "metrics", "clients", "info"}
 
 
+def of_method(value: object, where: str = "state()") -> str:
+    """Check what a method's state holds: only what is read back without unpickling anything."""
+    if value is None or type(value) in (bool, int, float, str) or isinstance(value, Tensor):
+        return ""
+    if isinstance(value, dict):
+        odd = next((key for key in value if type(key) not in (int, str)), None)
+        if odd is not None:
+            return f"{where} has a key that is a {type(odd).__name__}"
+        return next(filter(None, (of_method(item, f"{where}[{key!r}]") for key, item in value.items())), "")
+    if type(value) in (list, tuple):
+        items = enumerate(value)  # type: ignore[arg-type, var-annotated]
+        return next(filter(None, (of_method(item, f"{where}[{at}]") for at, item in items)), "")
+    return f"{where} is a {type(value).__name__}"
+
+
 def of_state(shared: dict[str, Any]) -> str:
     """Check what all processes share."""
     missing = [key for key in KEYS if key not in shared]

@@ -2,6 +2,7 @@ import json
 import os
 import shutil
 
+import numpy as np
 import pytest
 import torch
 
@@ -74,6 +75,30 @@ def test_the_one_before_is_kept_and_older_ones_go_when_the_new_one_is_whole(tmp_
         save(tmp_path, 4)
     assert names(tmp_path) == ["round_00002", "round_00003"]
     assert find(tmp_path).folder.name == "round_00003"
+
+
+def test_the_one_before_is_kept_beyond_five_digits(tmp_path):
+    for number in (99_998, 99_999, 100_000):
+        state = FederationState(number, torch.zeros(3, 4), [RoundRecord(number)])
+        checkpoint.save(tmp_path, state, {}, {}, single())
+    assert names(tmp_path) == ["round_100000", "round_99999"]
+
+
+@pytest.mark.parametrize(
+    ("state", "odd"),
+    [
+        ({"f": print}, "state()['f'] is a builtin_function_or_method"),
+        ({"a": [1, {"b": {3}}]}, "state()['a'][1]['b'] is a set"),
+        ({"a": (np.float64(1),)}, "state()['a'][0] is a float64"),
+        ({"a": np.zeros(2)}, "state()['a'] is a ndarray"),
+        ({"a": {(1, 2): 3}}, "state()['a'] has a key that is a tuple"),
+    ],
+)
+def test_what_could_not_be_read_back_of_a_methods_state_is_not_written(tmp_path, state, odd):
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.save(tmp_path, state_of(2), state, {}, single())
+    assert f"round_00002: the method's {odd}; it must hold numbers" in str(caught.value)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_half_written_checkpoint_is_not_found_and_is_cleared_by_the_next(tmp_path):
