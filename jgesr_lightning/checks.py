@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 _OTHERS_SAY = {  # what it is called here: what others call it; a hint is given where the former is known
     "local.lr": "learning_rate local_learning_rate client_lr eta step_size lrate",
@@ -52,6 +53,25 @@ _OTHERS_SAY = {  # what it is called here: what others call it; a hint is given 
     "accuracy/trained": "trained",
 }
 SYNONYMS = {word: name for name, words in _OTHERS_SAY.items() for word in words.split()}
+
+
+def plain(name: str, value: Any) -> Any:
+    """Return a value as what every file of a run can hold: None, truth values, numbers, texts, and lists and tables.
+
+    NumPy's numbers and arrays, and tensors, become numbers and lists.
+
+    Raises:
+        ValueError: something else is in it; the message says where.
+    """
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): plain(f"{name}[{str(key)!r}]", item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(f"{name}[{at}]", item) for at, item in enumerate(value)]
+    if hasattr(value, "tolist"):  # of NumPy and PyTorch
+        return plain(name, value.tolist())
+    raise ValueError(f"{name} is a {type(value).__name__}; it must be a number, a text, or a list or table of them")
 
 
 def nearest(word: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:

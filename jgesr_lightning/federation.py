@@ -193,9 +193,11 @@ class Federation:
                 else "no entry of any model arrived; channel.missing_rate is too high"
             )
             raise NonFiniteError(f"round {number}: nothing usable arrived: {why} (nonfinite=drop_all goes on even so)")
-        if plan.sharding.any(not bool(torch.isfinite(aggregate.models).all())):
+        parts = (("aggregate", aggregate.models), ("graph", aggregate.graph))
+        broken = [what for what, part in parts if plan.sharding.any(not bool(torch.isfinite(part).all()))]
+        if broken:
             raise NonFiniteError(
-                f"round {number}: the aggregate of {plan.aggregator.name} is not finite; "
+                f"round {number}: the {broken[0]} of {plan.aggregator.name} is not finite; "
                 f"the models of round {number - 1} are kept"
             )
 

@@ -1,11 +1,14 @@
 """Checks of values that users give: one line that names the value and what would do."""
 
+import json
 import math
 
+import numpy as np
 import pytest
+import torch
 
 from jgesr_lightning import names
-from jgesr_lightning.checks import SYNONYMS, flag, nearest, number, one_of, whole
+from jgesr_lightning.checks import SYNONYMS, flag, nearest, number, one_of, plain, whole
 from jgesr_lightning.config import KEYS, ConfigError, load_config
 
 
@@ -127,3 +130,14 @@ def test_values_that_will_do():
 def test_a_word_that_is_not_known_lists_those_that_are():
     with pytest.raises(ValueError, match=r"^x is 'c'; known: aaaa, bbbb$"):
         one_of("x", "c", iter(["aaaa", "bbbb"]))
+
+
+def test_plain_values_are_what_every_file_can_hold():
+    given = {"a": np.float64(0.5), 3: [torch.ones(2), (True, None, "x")], "n": math.nan, "z": torch.tensor(7)}
+    found = plain("info", given)
+    assert json.loads(json.dumps(found))["3"] == [[1.0, 1.0], [True, None, "x"]]
+    assert found["a"] == 0.5 and type(found["a"]) is float and found["z"] == 7 and math.isnan(found["n"])
+    for odd, said in (({"a": [object()]}, "info['a'][0] is a object; it must be"), (print, "info is a builtin")):
+        with pytest.raises(ValueError) as caught:
+            plain("info", odd)
+        assert str(caught.value).startswith(said)

@@ -1,3 +1,4 @@
+import dataclasses
 import gc
 import itertools
 import os
@@ -219,6 +220,16 @@ def test_a_non_finite_aggregate_never_reaches_a_client():
     assert state.round == 1
     assert bool(torch.isfinite(state.models).all())
     assert "round 3" not in recorder.hooks
+
+
+def test_a_graph_that_is_not_finite_ends_the_run():
+    federation = small_federation(rounds=2)
+    whole = federation.plan.aggregator.aggregate
+    federation.plan.aggregator.aggregate = lambda upload: dataclasses.replace(
+        whole(upload), graph=torch.full((4, 4), torch.nan)
+    )
+    with pytest.raises(NonFiniteError, match="round 1: the graph of fedavg is not finite"):
+        run(federation)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from jgesr_lightning import names
-from jgesr_lightning.checks import nearest
+from jgesr_lightning.checks import nearest, one_of
 from jgesr_lightning.signatures import Argument, arguments, from_text
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def build_aggregator(name: str, **settings: Any) -> Aggregator:
     >>> build_aggregator("fedprox", mu_prox=0.1).client_terms()
     (Proximal(mu=0.1),)
     """
-    from jgesr_lightning.aggregators.base import Aggregator
+    from jgesr_lightning.aggregators.base import OWNS, STARTS, Aggregator
 
     known = _arguments(name)
     for setting in settings:
@@ -100,6 +100,10 @@ def build_aggregator(name: str, **settings: Any) -> Aggregator:
     if not isinstance(method, Aggregator):
         kind = type(method).__name__
         raise ValueError(f"aggregator.name is {name!r}, which gave a {kind}; it must give an Aggregator")
+    if "_modules" not in vars(method):  # nn.Module's own
+        raise ValueError(f"aggregator.name is {name!r}; {type(method).__name__}.__init__ must call super().__init__()")
+    for key, words in (("start", STARTS), ("own", OWNS)):
+        one_of(f"{type(method).__name__}.{key}", getattr(method, key), words)
     if not hasattr(method, "name"):
         type(method).name = names.label(name)
     return method

@@ -25,10 +25,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from jgesr_lightning.checks import plain
 from jgesr_lightning.graph.gram import chunks, column_means
 from jgesr_lightning.regularisers import Proximal, Regulariser
 
 logger = logging.getLogger(__name__)
+
+STARTS = ("cloud", "own")
+OWNS = ("received", "clean")
 
 Reduce = Callable[[Tensor], Tensor]
 """Sums a small tensor over the processes that hold the other columns (identity when there is only one)."""
@@ -210,9 +214,13 @@ class Aggregator(nn.Module, ABC):
         out = part if part is not None and everyone else self._scatter(part, clients, num_clients, previous)
         if received.is_cuda:
             torch.cuda.synchronize(received.device)  # else `seconds` would miss what is still queued
-        info = {**out.info, "participants": len(clients), "seconds": time.perf_counter() - start}
+        info = plain(f"{type(self).__name__}'s info", out.info)
+        info |= {"participants": len(clients), "seconds": time.perf_counter() - start}
         layer_graphs = None if out.layer_graphs is None else out.layer_graphs.cpu()
-        return Aggregate(out.models.to(received), out.graph.to("cpu", torch.float64), info, layer_graphs, out.own)
+        models = out.models.to(received).contiguous()  # of a method of whoever's, one row for all may have come
+        if models.untyped_storage().data_ptr() == received.untyped_storage().data_ptr():
+            models = models.clone()
+        return Aggregate(models, out.graph.to("cpu", torch.float64), info, layer_graphs, out.own)
 
     def _check(
         self,
@@ -289,7 +297,7 @@ class Aggregator(nn.Module, ABC):
             return
         what = what if isinstance(due, type) else f"{what} of shape {due}"
         returned = shape or ("none" if part is None else f"a {type(part).__name__}")
-        raise ValueError(f"{self.name}.aggregate must return {what}; it returned {returned}")
+        raise ValueError(f"{type(self).__name__}.aggregate must return {what}; it returned {returned}")
 
     def _alone(self, upload: Upload) -> Aggregate:
         """One participant, in a federation of several: nobody to share with, so its model stays what arrived."""

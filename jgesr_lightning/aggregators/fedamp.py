@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from jgesr_lightning.aggregators.base import Aggregate, Aggregator, Upload, complete, mix, note_self_weights
+from jgesr_lightning.aggregators.base import STARTS, Aggregate, Aggregator, Upload, complete, mix, note_self_weights
 from jgesr_lightning.aggregators.geometry import cosines, sq_distances
 from jgesr_lightning.checks import number, one_of
 from jgesr_lightning.regularisers import Proximal, Regulariser
@@ -54,7 +54,7 @@ class FedAMP(Aggregator):
     ) -> None:
         super().__init__()
         one_of("variant", variant, ("heuristic", "paper"))
-        one_of("start", start, ("own", "cloud"))
+        one_of("start", start, STARTS)
         number("sigma", sigma, above=0)
         number("a", a, above=0)
         number("lam", lam, at_least=0)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from jgesr_lightning.aggregators.base import Aggregate, Aggregator, Own, Upload, no_reduce
+from jgesr_lightning.aggregators.base import OWNS, Aggregate, Aggregator, Own, Upload, no_reduce
 from jgesr_lightning.aggregators.distances import (
     KINDS,
     LAYER_WEIGHTS,
@@ -22,7 +22,6 @@ from jgesr_lightning.aggregators.distances import (
     snr_weights,
     widths_of,
 )
-from jgesr_lightning.aggregators.local import OWNS
 from jgesr_lightning.checks import number, one_of, whole
 from jgesr_lightning.graph import distances_from_gram
 from jgesr_lightning.graph.arrays import enter

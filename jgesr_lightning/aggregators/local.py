@@ -6,10 +6,8 @@ from typing import ClassVar
 
 import torch
 
-from jgesr_lightning.aggregators.base import Aggregate, Aggregator, Upload, complete, kept
+from jgesr_lightning.aggregators.base import OWNS, Aggregate, Aggregator, Upload, complete, kept
 from jgesr_lightning.checks import one_of
-
-OWNS = ("received", "clean")
 
 
 class Local(Aggregator):

@@ -397,7 +397,25 @@ def test_what_a_method_of_a_users_must_return_is_said(parts, said):
     method = Somebodys("clean" if "own" in parts else "received", **parts)
     with pytest.raises(ValueError) as caught:
         method(**round_of(), layers=(30, 7))
-    assert str(caught.value) == f"somebodys.aggregate must return {said}"
+    assert str(caught.value) == f"Somebodys.aggregate must return {said}"
+
+
+@pytest.mark.parametrize(
+    "models", [lambda upload: upload.received, lambda upload: upload.received[:1].expand(K, -1)], ids=["same", "one"]
+)
+def test_models_of_a_users_method_have_memory_of_their_own(models):
+    given_round = round_of()
+    before = given_round["received"].clone()
+    out = Somebodys(models=models)(**given_round).models
+    out[1:] = -7
+    assert torch.equal(given_round["received"], before) and torch.equal(out[0], before[0])
+
+
+def test_what_a_method_of_a_users_tells_must_fit_into_files():
+    told = Somebodys(info={"numbers": torch.arange(3)})(**round_of()).info
+    assert told["numbers"] == [0, 1, 2]
+    with pytest.raises(ValueError, match=r"Somebodys's info\['why'\] is a object; it must be a number, a text"):
+        Somebodys(info={"why": object()})(**round_of())
 
 
 def test_what_a_method_of_a_users_returns_in_other_types_is_brought_to_ours():

@@ -37,6 +37,10 @@ def hidden(_x=1): return Mine()
 def ending(): raise SystemExit(3)
 
 class NoMethod: pass
+class Bare(FedAvg):
+    def __init__(self): self.x = 1
+class Odd(FedAvg): own = "cleen"
+class Where(FedAvg): start = "here"
 """
 
 
@@ -85,6 +89,9 @@ def test_settings_of_an_outside_class_are_typed_from_its_signature():
         (["aggregator.name=./mine.py:Mine", "clients=3"], "clients is 3; Mine needs at least 4"),
         (["aggregator.name=./mine.py:NoMethod"], "no subclass of jgesr_lightning.aggregators.base.Aggregator"),
         (["aggregator.name=./mine.py:wrong"], "which gave a int; it must give an Aggregator"),
+        (["aggregator.name=./mine.py:Bare"], "Bare.__init__ must call super().__init__()"),
+        (["aggregator.name=./mine.py:Odd"], "Odd.own is 'cleen' (did you mean 'clean'?); known: received, clean"),
+        (["aggregator.name=./mine.py:Where"], "Where.start is 'here'; known: cloud, own"),
         (["aggregator.name=./mine.py:odd"], "the default of its setting thing cannot stand in a file"),
         (["aggregator.name=./mine.py:named"], "its setting name must be called otherwise"),
         (["aggregator.name=./mine.py:hidden"], "its setting _x must be called otherwise"),
