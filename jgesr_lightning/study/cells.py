@@ -176,6 +176,7 @@ def load_study(name: str | Path, overrides: Sequence[str] = ()) -> tuple[str, li
     several_rates = [str(rate) for rate in axes[3]] != ["0.0"]
     cells: dict[str, Cell] = {}
     settled: dict[tuple[str, ...], str] = {}
+    known: dict[tuple[str, ...], str] = {}
     for seed, (data, of_data), noise, missing, chosen, (label, of_method) in itertools.product(*axes):
         rate = f"_m{missing}" if several_rates else ""
         parts = [f"{_word(data)}_s{noise}{rate}", _word(label), *(_word(str(value)) for value in chosen), f"seed{seed}"]
@@ -204,6 +205,10 @@ def load_study(name: str | Path, overrides: Sequence[str] = ()) -> tuple[str, li
             raise ConfigError(f"{path}: {error}") from None
         if cell in cells:
             raise ConfigError(f"{path}: {cell} comes twice")
+        twin = (str(seed), data, label, *map(str, chosen), str(channel.noise), str(channel.missing_rate))
+        if twin in known:  # such as 0.1 and 0.10
+            raise ConfigError(f"{path}: {known[twin]} and {cell} would be one run twice; give each value once")
+        known[twin] = cell
         if study.grid:
             run = (data, label, identity(to_dict(config)))
             if run in settled:

@@ -73,6 +73,8 @@ data: {synthetic: {data.kappa: 0.2}}
         ("methods: {local: {}}\ndata: [synthetic]\nnoise: [-1]\n", "channel.noise"),
         ("methods: {local: {}}\ndata: [synthetic]\nseeds: []\n", "seeds is empty"),
         ("methods: {local: {}}\ndata: [synthetic]\nseeds: [0, 0]\n", "comes twice"),
+        ("methods: {local: {}}\ndata: [synthetic]\nnoise: [0.1, 0.10]\n", "s0.10_local_seed0 would be one run twice"),
+        ("methods: {local: {}}\ndata: [synthetic]\nmissing_rate: [0, 0.0]\n", "would be one run twice"),
         ("methods: [1, {a: 2}]\n", "methods[1] holds keys"),
         ("methods: {local: {}\n", "not valid YAML"),
     ],
