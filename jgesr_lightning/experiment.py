@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from zipfile import BadZipFile
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +18,7 @@ from jgesr_lightning.failure import account
 from jgesr_lightning.federation import Federation, NonFiniteError
 from jgesr_lightning.names import label
 from jgesr_lightning.plan import RoundPlan
+from jgesr_lightning.reporting.sources import UNREADABLE, Folder
 from jgesr_lightning.run_folder import Opening, open_folder, run_folder
 from jgesr_lightning.runtime import checkpoint
 from jgesr_lightning.runtime.environment import OURSELVES, LaunchError
@@ -69,11 +67,12 @@ class Result:
         """(K, K) float64: the graph, or the mixing matrix, of the last round."""
         path = self.folder / "graphs.npz"
         try:
-            with np.load(path) as graphs:
-                last = max(name for name in graphs.files if re.fullmatch(r"round_\d+", name))
-                return torch.from_numpy(graphs[last])
-        except (OSError, ValueError, EOFError, BadZipFile) as error:
+            kept = Folder(self.folder).last_graph()
+        except UNREADABLE as error:
             raise ConfigError(f"{path} cannot be read ({error})") from None
+        if kept is None:
+            raise ConfigError(f"there is no graph in {path}; a run keeps one every logging.graph_every rounds")
+        return torch.from_numpy(kept[1])
 
     @property
     def models(self) -> Trained:

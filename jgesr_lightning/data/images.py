@@ -117,7 +117,7 @@ def decode_image(
                 if size in (None, found) and kind[0] not in "IF":
                     return np.asarray(picture.convert(mode or ("L" if kind in GREY else "RGB")))
     except Exception as error:  # Pillow's ways to say damaged are many
-        reason = " ".join(str(error).split())[:100]
+        reason = " ".join(str(error).partition(" <_io.")[0].split())[:100]
         kinds = " or ".join(sorted(formats))
         raise DataError(f"{where} is damaged, or no {kinds} image ({reason}); put a good copy there") from error
     if kind[0] in "IF":

@@ -92,11 +92,14 @@ class Folder:
         path = self.path / "graphs.npz"
         if not path.is_file():
             return None
+        if not zipfile.is_zipfile(path):  # NumPy would speak of pickles
+            raise ValueError("the file is no archive of arrays")
         with np.load(path) as stored:
-            kept = sorted(name for name in stored.files if name.startswith("round_"))
+            kept = {int(name.removeprefix("round_")): name for name in stored.files if name.startswith("round_")}
             if not kept:
                 return None
-            number, graph = int(kept[-1].removeprefix("round_")), np.asarray(stored[kept[-1]], dtype=np.float64)
+            number = max(kept)
+            graph = np.asarray(stored[kept[number]], dtype=np.float64)
         return number, square(graph, number)
 
 

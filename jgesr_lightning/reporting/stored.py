@@ -79,7 +79,10 @@ def stored_runs(path: Path) -> tuple[list[Run | str], dict[str, str]]:
         names = dict(content.get("names", {}))  # files of before have none
         methods = {str(label): str(names.get(label, label)) for label in content["methods"]}
     except UNREADABLE as error:
-        raise ConfigError(f"{shown(path)} cannot be read: {shown(error)}") from None
+        raise ConfigError(
+            f"{shown(path)} cannot be read as stored results ({shown(error)}); give a folder of runs, or a file that "
+            "`table RUNS --store FILE` wrote"
+        ) from None
     return [_stored_run(path, place, row, common, shared) for place, row in enumerate(rows)], methods
 
 

@@ -264,8 +264,12 @@ def describe(metric: str) -> str:
 
 
 def higher_is_better(metric: str) -> bool:
-    """Whether the larger value is the better one: of accuracies, and of how well a planted graph was found."""
-    return metric.startswith(("accuracy/", "graph/"))
+    """Whether the larger value is the better one: of accuracies, and of how well a planted graph was found.
+
+    >>> higher_is_better("accuracy/trained_worst"), higher_is_better("accuracy/trained_std")
+    (True, False)
+    """
+    return metric.startswith(("accuracy/", "graph/")) and not metric.endswith("_std")
 
 
 def _protocol(block: Block, metric: str) -> list[str]:

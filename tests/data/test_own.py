@@ -127,7 +127,7 @@ def deep(path):
     ("damage", "message"),
     [
         (broken, "is damaged, or no"),
-        (text, "is damaged, or no JPEG or PNG image"),
+        (text, r"is damaged, or no JPEG or PNG image \(cannot identify image file\);"),
         (other_size, r"is an image of 5 x 6 pixels, where 9 x 6 are needed, as .*ant/00.png is"),
         (deep, "has more than 8 bits a channel"),
     ],

@@ -6,11 +6,13 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from jgesr_lightning.reporting import figures, report
 from jgesr_lightning.reporting.collection import collect
 from jgesr_lightning.reporting.render import latex, markdown
+from jgesr_lightning.reporting.sources import Folder
 from jgesr_lightning.reporting.table import main
 from tests.reporting.synthetic import built, make_run
 
@@ -180,3 +182,18 @@ def test_an_empty_table_of_metrics_is_said_to_be_empty(tmp_path, capsys):
     make_run(tmp_path, "bad", 0.8, seed=1)
     (tmp_path / "bad" / "metrics.csv").write_text("")
     assert "metrics.csv cannot be read (ValueError: the file is empty)" in outputs(tmp_path, capsys)[1]
+
+
+@pytest.mark.parametrize("content", [b"no archive", b"\x80\x04\x95", b""])
+def test_what_is_no_file_of_graphs_is_said_to_be_none(tmp_path, capsys, content):
+    make_run(tmp_path, "good", 0.8)
+    make_run(tmp_path, "bad", 0.8, seed=1)
+    (tmp_path / "bad" / "graphs.npz").write_bytes(content)
+    said = outputs(tmp_path, capsys)[1]
+    assert "bad: graphs.npz cannot be read (ValueError: the file is no archive of arrays); left out" in said
+
+
+def test_the_last_graph_is_that_of_the_last_round_beyond_five_digits(tmp_path):
+    np.savez(tmp_path / "graphs.npz", round_99999=np.zeros((2, 2)), round_100000=np.eye(2))
+    number, graph = Folder(tmp_path).last_graph()
+    assert number == 100_000 and (graph == np.eye(2)).all()
