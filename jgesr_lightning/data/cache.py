@@ -102,6 +102,7 @@ def read_cache(path: Path, key: str) -> RawDataset | None:
             classes=tuple(str(name) for name in content["classes"]),
             clients=tuple(str(name) for name in content["clients"]),
             left_out=str(content["left_out"]),
+            features=tuple(str(name) for name in content.get("features", ())),  # files of before have none
             **tensors,
         )
     except Exception as error:  # a damaged file can fail in any way, and all of them mean: make it anew
@@ -114,7 +115,7 @@ def write_cache(path: Path, key: str, dataset: RawDataset) -> None:
     fields = {field: getattr(dataset, field) for field in (*TENSORS, *OPTIONAL)}
     tensors = {field: tensor.contiguous() for field, tensor in fields.items() if tensor is not None}
     content = {"key": key, "name": dataset.name, "left_out": dataset.left_out, "checksum": _checksum(tensors)}
-    content |= {"classes": list(dataset.classes), "clients": list(dataset.clients)}
+    content |= {key: list(getattr(dataset, key)) for key in ("classes", "clients", "features")}
     for left_behind in path.parent.glob(f".{path.name}.*.part"):  # by a process that was killed; we hold the lock
         left_behind.unlink(missing_ok=True)
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")

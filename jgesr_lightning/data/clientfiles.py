@@ -76,7 +76,7 @@ def read_clients(name: str, root: Path, train: Files, test: Files, label: str, l
     samples, owners = joined(slice(K))
     test_samples, test_owners = joined(slice(K, None)) if test else (None, None)
     own_ids = {"clients": tuple(train), "train_clients": owners, "test_clients": test_owners}
-    return make_dataset(name, samples, test_samples, classes, root, left_out=left_out, **own_ids)
+    return make_dataset(name, samples, test_samples, classes, root, left_out=left_out, features=columns, **own_ids)
 
 
 def _files(folder: Path, root: Path, left_out: list[str]) -> Files:

@@ -41,6 +41,7 @@ class RawDataset:
         test_clients: (m,) int64, the same of the test samples; None: they are no client's.
         clients: name of each client that the set knows of.
         left_out: what lay among the files and is not part of the set, in words; empty: nothing.
+        features: name of each feature, where the data name them; else empty.
 
     Raises:
         DataError: these do not fit together.
@@ -59,6 +60,7 @@ class RawDataset:
     test_clients: Tensor | None = None
     clients: tuple[str, ...] = ()
     left_out: str = ""
+    features: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.train_inputs) == 0:
@@ -71,6 +73,8 @@ class RawDataset:
         for field in (self.mean, self.std):
             if field.shape != train.shape[1:2] or not bool(torch.isfinite(field).all()):
                 raise DataError(f"{self.name}: mean and std are not {train.shape[1]} finite numbers each")
+        if self.features and len(self.features) != train.shape[1]:
+            raise DataError(f"{self.name}: {len(self.features)} names for {train.shape[1]} features")
         if not bool((self.std > 0).all()):
             raise DataError(f"{self.name}: a standard deviation is not above 0")
 
@@ -126,8 +130,8 @@ def make_dataset(
         test: the same of the test part; None where there is none.
         classes: name of each class.
         source: file or folder that messages name.
-        optional: train_clients, test_clients, clients, left_out of RawDataset. Names may be those of files: what no
-            text file can hold in one line is written as an escape.
+        optional: train_clients, test_clients, clients, left_out, features of RawDataset. Names may be those of files:
+            what no text file can hold in one line is written as an escape.
 
     Raises:
         DataError: inputs, labels and classes do not fit together.

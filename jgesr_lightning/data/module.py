@@ -63,6 +63,7 @@ class FederatedDataModule(LightningDataModule):
         normalisation: how inputs are normalised, as plain numbers: (x / scale - mean) / std, each channel or feature
             its own.
         client_groups: group of each client where groups are planted, else empty.
+        features: name of each feature where the data name them, else empty.
         left_out: what is not part of the experiment, in words; empty: nothing.
 
     All attributes exist after `setup`.
@@ -81,6 +82,7 @@ class FederatedDataModule(LightningDataModule):
     partition_name: str
     normalisation: dict[str, Any]
     client_groups: tuple[int, ...]
+    features: tuple[str, ...]
     left_out: str
 
     def __init__(
@@ -185,7 +187,7 @@ class FederatedDataModule(LightningDataModule):
         return parts
 
     def _describe_inputs(self, raw: RawDataset) -> None:
-        self.input_shape = tuple(raw.train_inputs.shape[1:])
+        self.input_shape, self.features = tuple(raw.train_inputs.shape[1:]), raw.features
         self.in_channels, *sides = self.input_shape
         self.image_size = None if not sides else sides[0] if sides[0] == sides[1] else (sides[0], sides[1])
         measured = "the training part of the set" if len(raw.test_inputs) else "the clients' training samples"
@@ -209,6 +211,7 @@ class FederatedDataModule(LightningDataModule):
         return {
             "input_shape": list(self.input_shape),
             "classes": list(self.classes),
+            "features": list(self.features),
             "normalisation": self.normalisation,
             "partition": self.partition_name,
             "clients": list(self.client_names),

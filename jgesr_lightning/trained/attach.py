@@ -185,7 +185,9 @@ def main(arguments: Sequence[str]) -> int:
     trained = open_trained(given.run)
     path = user_path(given.data)
     about = trained.card["network"]
-    samples = labelled(path, tuple(about["input_shape"]), tuple(trained.card["classes"]), given.label)
+    samples = labelled(
+        path, tuple(about["input_shape"]), tuple(trained.card["classes"]), given.label, about.get("features", ())
+    )
     folder = user_folder(given.out or trained.place / "attached" / path.stem)
     _refuse_another(folder, path)
     result = attach(trained, samples, given.rounds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from jgesr_lightning.arguments import CommandParser
+from jgesr_lightning.checks import nearest
 from jgesr_lightning.config import ConfigError
 from jgesr_lightning.data import DataError
 from jgesr_lightning.data.folders import FORMATS
@@ -50,11 +52,16 @@ def add_options(parser: CommandParser, otherwise: str = "") -> None:
     parser.add_argument("--label", default="label", help="name of the column of labels of a .csv file")
 
 
-def unlabelled(path: Path, shape: tuple[int, ...]) -> Samples:
+def unlabelled(path: Path, shape: tuple[int, ...], features: Sequence[str] = ()) -> Samples:
     """Read an image, a .pt or .npz file with x, or a .csv file of features.
 
+    Args:
+        path: the file.
+        shape: of one sample, as the network takes it.
+        features: what the clients' data call each feature, where they do: columns of tables are taken by these names.
+
     Raises:
-        ConfigError: the file cannot be read, or holds samples of another shape.
+        ConfigError: the file cannot be read, or holds samples of another shape, or other features.
     """
     try:
         suffix = path.suffix.lower()
@@ -63,19 +70,29 @@ def unlabelled(path: Path, shape: tuple[int, ...]) -> Samples:
         if suffix in TENSORS:
             return _named(path, _fitting(path, inputs_of(path, read_entries(path, ["x"])["x"]), shape), None)
         if suffix == TABLE:
-            return _named(path, _fitting(path, read_table(path, None)[1], shape), None)
+            columns, values, _ = read_table(path, None)
+            return _named(path, _fitting(path, _in_order(path, columns, values, features), shape), None)
     except DataError as error:
         raise ConfigError(error) from None
     raise ConfigError(f"{path} is none of {', '.join([*FORMATS, *TENSORS, TABLE])}")
 
 
-def labelled(path: Path, shape: tuple[int, ...], classes: tuple[str, ...], label: str) -> Samples:
+def labelled(
+    path: Path, shape: tuple[int, ...], classes: tuple[str, ...], label: str, features: Sequence[str] = ()
+) -> Samples:
     """Read samples with their classes: a folder of one folder a class, a .pt or .npz file with x and y, or a table.
 
     Classes are told by their names, in files of tensors by their numbers, too.
 
+    Args:
+        path: the folder or file.
+        shape: of one sample, as the network takes it.
+        classes: name of each class.
+        label: column of labels in tables.
+        features: as for `unlabelled`.
+
     Raises:
-        ConfigError: something cannot be read, has another shape, or a class that the run does not know.
+        ConfigError: something cannot be read, has another shape, other features, or a class that the run does not know.
     """
     try:
         if path.is_dir():
@@ -86,8 +103,8 @@ def labelled(path: Path, shape: tuple[int, ...], classes: tuple[str, ...], label
             inputs = _fitting(path, inputs_of(path, entries["x"]), shape)
             found: LabelArray = labels_of(path, entries["y"], len(inputs))
         elif suffix == TABLE:
-            _, features, found = read_table(path, label)
-            inputs = _fitting(path, features, shape)
+            columns, values, found = read_table(path, label)
+            inputs = _fitting(path, _in_order(path, columns, values, features), shape)
         else:
             raise ConfigError(f"{path} is neither a folder of classes nor one of {', '.join([*TENSORS, TABLE])}")
         return _named(path, inputs, _places(path, found, classes))
@@ -97,6 +114,19 @@ def labelled(path: Path, shape: tuple[int, ...], classes: tuple[str, ...], label
 
 def _named(path: Path, inputs: Tensor, labels: Tensor | None) -> Samples:
     return Samples(inputs, labels, tuple(f"{path}:{row}" for row in range(len(inputs))))
+
+
+def _in_order(path: Path, columns: Sequence[str], values: Tensor, features: Sequence[str]) -> Tensor:
+    """Return the columns (n, columns) of a table in the order of the features that the network was trained on."""
+    if not features:
+        return values
+    missing = [name for name in features if name not in columns]
+    if missing:
+        raise ConfigError(
+            f"{path} has no column {missing[0]!r}{nearest(missing[0], columns)}; the network was trained on "
+            f"{', '.join(features)[:200]}"
+        )
+    return values[:, [columns.index(name) for name in features]].contiguous()
 
 
 def _places(path: Path, labels: LabelArray, classes: tuple[str, ...]) -> Tensor:

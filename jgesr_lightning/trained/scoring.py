@@ -72,7 +72,7 @@ def predict_main(arguments: Sequence[str]) -> int:
     parser.add_argument("--client", type=int, required=True, help="whose model: 0 to K - 1")
     given = parser.parse_args(list(arguments))
     model = open_trained(given.run).client(given.client, given.what)
-    read = [unlabelled(user_path(file), model.input_shape) for file in given.files]
+    read = [unlabelled(user_path(file), model.input_shape, model.features) for file in given.files]
     out = csv.writer(sys.stdout, lineterminator="\n")
     out.writerow(["sample", "class", "probability"])
     for samples in read:
@@ -97,9 +97,8 @@ def evaluate_main(arguments: Sequence[str]) -> int:
         results = own_accuracies(trained, kind)
     else:
         about = trained.card["network"]
-        samples = labelled(
-            user_path(given.data), tuple(about["input_shape"]), tuple(trained.card["classes"]), given.label
-        )
+        shape, classes = tuple(about["input_shape"]), tuple(trained.card["classes"])
+        samples = labelled(user_path(given.data), shape, classes, given.label, about.get("features", ()))
         assert samples.labels is not None
         results = [
             accuracy(trained.client(k, kind), samples.inputs, samples.labels) for k in range(trained.num_clients)

@@ -49,6 +49,7 @@ class ClientModel(nn.Module):
 
     Attributes:
         classes: name of each class, in the order of the scores.
+        features: name of each feature, in the order in which it takes them, where the clients' data named them.
     """
 
     mean: Tensor
@@ -59,6 +60,7 @@ class ClientModel(nn.Module):
         self.net, self.client, self.kind = net, client, kind
         self.classes: tuple[str, ...] = tuple(card["classes"])
         self.input_shape: tuple[int, ...] = tuple(card["network"]["input_shape"])
+        self.features: tuple[str, ...] = tuple(card["network"].get("features", ()))
         self.dtype = DTYPES[card["network"]["dtype"]]
         numbers = card["normalisation"]
         self.scale = float(numbers["scale"])
@@ -276,6 +278,7 @@ def _card(place: Path, config: Config, found: checkpoint.Found, data: dict[str, 
         "network": {
             "name": config.model.name,
             "input_shape": list(data["input_shape"]),
+            "features": list(data.get("features", ())),  # runs of before do not say
             "num_classes": len(data["classes"]),
             "seed": config.seed_of("initial"),
             "dtype": dtype,
@@ -315,6 +318,9 @@ def _check_card(card: dict[str, Any]) -> None:
         whole("network.input_shape", size, at_least=1)
     whole("network.seed", about["seed"])
     one_of("network.dtype", about["dtype"], DTYPES)
+    features = about.get("features", [])
+    if not isinstance(features, list) or not all(isinstance(name, str) for name in features):
+        raise TypeError("network.features is no list of names")
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
         raise TypeError("classes is no list of names")
     if about["num_classes"] != len(classes):

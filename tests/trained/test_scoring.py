@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from jgesr_lightning import load_client
+from jgesr_lightning import load_client, load_config, run
 from jgesr_lightning.cli import main
 from jgesr_lightning.trained import open_trained
 
@@ -82,6 +82,42 @@ def test_what_does_not_fit_names_the_file(result, tmp_path, capsys, make, words)
     assert words in said
     assert "a.pt" in said
     assert said.count("\n") == 1
+
+
+def write_table(path, columns, rows):
+    path.parent.mkdir(exist_ok=True)
+    with open(path, "w", newline="") as file:
+        csv.writer(file).writerows([columns, *rows])
+
+
+@pytest.mark.parametrize("exported", [False, True])
+def test_columns_of_a_table_are_taken_by_their_names(tmp_path, monkeypatch, capsys, exported):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    rows = np.random.default_rng(0).normal(size=(40, 2)).round(3).tolist()
+    for name in ("a", "b"):
+        write_table(tmp_path / "data" / f"{name}.csv", ["u", "v", "ill"], [[u, v, int(u > 0)] for u, v in rows])
+    settings = (
+        f"data.name=clients data.root={tmp_path / 'data'} data.label=ill data.fraction=1 clients=2 model.name=mlp"
+    )
+    settings += (
+        f" rounds=1 local.lr=0.5 aggregator.name=fedavg runtime.devices=1 logging.wandb=false output_dir={tmp_path}"
+    )
+    place = str(run(load_config("mnist_quick", settings)).folder)
+    if exported:
+        assert main(["export", place, "--out", str(tmp_path / "away")]) == 0
+        place = str(tmp_path / "away")
+    write_table(tmp_path / "same.csv", ["u", "v", "ill"], [[u, v, int(u > 0)] for u, v in rows])
+    write_table(tmp_path / "turned.csv", ["v", "more", "ill", "u"], [[v, 7, int(u > 0), u] for u, v in rows])
+    found = []
+    for name in ("same", "turned"):
+        capsys.readouterr()
+        assert main(["evaluate", place, "--data", str(tmp_path / f"{name}.csv"), "--label", "ill"]) == 0
+        assert main(["predict", place, "--client", "0", str(tmp_path / f"{name}.csv")]) == 0
+        found.append(capsys.readouterr().out.replace(name, ""))
+    assert found[0] == found[1]
+    write_table(tmp_path / "other.csv", ["u", "w", "ill"], [[u, v, int(u > 0)] for u, v in rows])
+    assert main(["evaluate", place, "--data", str(tmp_path / "other.csv"), "--label", "ill"]) == 2
+    assert "other.csv has no column 'v'; the network was trained on u, v" in capsys.readouterr().err
 
 
 def test_images_from_0_to_1_are_refused_by_a_network_of_bytes(result, pictures, tmp_path, capsys):
