@@ -10,7 +10,7 @@ from jgesr_lightning.callbacks.files import ResultFiles
 from jgesr_lightning.config import Config, ConfigError
 from jgesr_lightning.federation import NonFiniteError
 from jgesr_lightning.runtime import checkpoint
-from jgesr_lightning.runtime.files import say, write_text
+from jgesr_lightning.runtime.files import remedy, say, write_text
 from jgesr_lightning.runtime.rendezvous import MeetingError
 from jgesr_lightning.runtime.sharding import PeerLostError
 
@@ -37,8 +37,8 @@ def account(error: BaseException, config: Config, folder: Path, files: ResultFil
     elif isinstance(error, FORESEEN):
         reason, raised = str(error), error
     elif isinstance(error, OSError):
-        remedy = "make room, then go on with resume=auto" if folder.is_dir() else "the folder is gone"
-        reason = f"could not write the results in {folder}: {error}; {remedy}"
+        what_next = remedy(error) if folder.is_dir() else "the folder is gone"
+        reason = f"could not write the results in {folder}: {error}; {what_next}"
         raised = OSError(reason)
     elif isinstance(error, Exception):
         reason = f"{describe(error)}; {_saved(folder)}"

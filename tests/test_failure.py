@@ -1,6 +1,8 @@
 """How runs end that nobody foresaw would: in the summary, in one line, with what was saved."""
 
+import errno
 import json
+import os
 
 import pytest
 import torch
@@ -83,6 +85,16 @@ def test_a_failure_of_a_fresh_run_before_its_first_round(config, monkeypatch):
     assert (summary(config)["status"], summary(config)["rounds_done"]) == ("failed", 0)
     assert summary(config)["reason"].endswith("no round was saved")
     assert summary(config)["config"]["rounds"] == 3
+
+
+@pytest.mark.parametrize(
+    ("number", "said"), [(errno.ENOSPC, "make room, then go on"), (errno.EISDIR, "put that right, then go on")]
+)
+def test_what_helps_where_nothing_can_be_written_follows_the_reason(config, capsys, monkeypatch, number, said):
+    fail_in_round(monkeypatch, 2, OSError(number, os.strerror(number), "somewhere"))
+    assert cli.main(["train", str(config)]) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "could not write the results in" in last and f"'somewhere'; {said} with resume=auto" in last
 
 
 def test_an_interruption_is_a_failed_run(config, monkeypatch):

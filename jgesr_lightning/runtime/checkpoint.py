@@ -21,7 +21,7 @@ from torch import Tensor
 
 from jgesr_lightning.records import RoundRecord
 from jgesr_lightning.runtime import contents, digests
-from jgesr_lightning.runtime.files import move_aside, sync_folder
+from jgesr_lightning.runtime.files import move_aside, remedy, sync_folder
 from jgesr_lightning.runtime.sharding import Sharding
 from jgesr_lightning.state import FederationState
 
@@ -174,7 +174,7 @@ def save(
         kept = newest(root)
         raise CheckpointError(
             f"could not write the checkpoint {final}: {failure or 'another process failed'}; "
-            + (f"{kept} is kept: make room, then go on with resume=auto" if kept else "there is none yet")
+            + (f"{kept} is kept: {remedy(failure)}" if kept else "there is none yet")
         )
     if sharding.rank == 0:
         _put_in_place(partial, final)

@@ -68,6 +68,12 @@ class _Noted:
         return getattr(self._file, name)
 
 
+def remedy(error: BaseException | None) -> str:
+    """Return what would do against an error that nothing could be written for."""
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return f"{'make room' if full else 'put that right'}, then go on with resume=auto"
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
     write_atomically(path, lambda file: file.write(text.encode()))

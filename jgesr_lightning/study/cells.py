@@ -16,6 +16,7 @@ from pydantic import Field
 from jgesr_lightning import names
 from jgesr_lightning.checks import nearest
 from jgesr_lightning.config import (
+    KEYS,
     Config,
     ConfigError,
     Section,
@@ -31,6 +32,7 @@ from jgesr_lightning.config import (
     to_dict,
     written,
 )
+from jgesr_lightning.config.written import read_tree
 from jgesr_lightning.identity import condition, digest, flatten, seed_of
 from jgesr_lightning.paths import user_path
 from jgesr_lightning.summary import DamagedSummaryError, read_summary
@@ -68,6 +70,10 @@ class StudyFile(Section):
     grid: dict[str, list[str]] = Field(default_factory=dict, description="dotted key -> values; crossed with all else")
     seeds: list[int] | int = Field(default_factory=lambda: [0], description="seeds")
     metric: str | None = Field(None, description="what tables lead with")
+
+
+RUNS_ALONE = {key.partition(".")[0] for key in KEYS} - set(StudyFile.model_fields)
+"""First words of keys that stand in the file of a run and in no study's."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +152,9 @@ def load_study(name: str | Path, overrides: Sequence[str] = ()) -> tuple[str, li
         ConfigError: the file, or a cell's configuration, is wrong; one line.
     """
     path = find_study(name)
+    tree = read_tree(path)
+    if "methods" not in tree and (RUNS_ALONE & {key.partition(".")[0] for key in tree}):
+        raise ConfigError(f"{path} is one run, not a study; it is run by: python -m jgesr_lightning train {path}")
     study, places = read_yaml(path, StudyFile)
     study = study.replace(base=_base(study.base, path, places["base"]))
     given = {key: as_argument(setting) for key, setting in parse_overrides(overrides).items()}
