@@ -35,6 +35,7 @@ from jgesr_lightning.reporting.tables import (
     build,
     column_title,
     describe,
+    higher_is_better,
     mark_text,
     seed_values,
     tables_of,
@@ -43,6 +44,8 @@ from jgesr_lightning.reporting.text import shown
 
 _TRIVIAL = ("local", "fedavg", "fedprox")
 """Methods whose mixing matrix says nothing about the clients."""
+_LEARNED = ("jgesr", "two_step", "graph_filter")
+"""Methods that learn a graph, and mix by what it makes of them."""
 
 
 @dataclass(frozen=True)
@@ -155,9 +158,10 @@ def _differences(table: Table, column: Column) -> Iterator[Drawing]:
     if not any(dot.half_width is not None for dot in dots):
         return
     title = f"{column_title(column)}: minus {table.reference}"
+    better = "right" if higher_is_better(table.metric) else "left"
     yield Drawing(
         f"differences_{column_title(column)}",
-        f"{column_title(column)}: each method minus {table.reference} on equal seeds; right of zero is better than "
+        f"{column_title(column)}: each method minus {table.reference} on equal seeds; {better} of zero is better than "
         f"{table.reference}. Thick: 95 % interval by itself; thin: corrected for the number of differences in the "
         "table (Holm).",
         partial(forest_plot, dots, "percentage points", title),
@@ -280,7 +284,7 @@ def _graphs(block: Block, column: Column) -> Iterator[Drawing]:
             continue
         held = run.source.class_counts()
         number, weights = graph
-        kind = "edge weight" if name in ("jgesr", "two_step") else "mixing weight"
+        kind = "edge weight" if name in _LEARNED else "mixing weight"
         title = f"{label}, {column_title(column)}, round {number}"
         around = plots.cluster_order(weights)
         drawn, total, _ = strongest(weights)

@@ -11,7 +11,7 @@ from jgesr_lightning.reporting import report
 from jgesr_lightning.reporting.collection import collect
 from jgesr_lightning.reporting.figures import draw, main
 from jgesr_lightning.reporting.network import graph_network
-from tests.reporting.synthetic import PAPERS, make_run
+from tests.reporting.synthetic import PAPERS, built, make_run
 
 
 def names(root, metric="accuracy/received"):
@@ -139,6 +139,27 @@ def test_means_and_differences_are_drawn_with_their_intervals(tmp_path):
     assert any(line[:, 0] == pytest.approx([-5.55044, -4.11622], abs=1e-4) for line in drawn if len(line) == 2)
     against = {d.name: d for d in draw(collect([tmp_path]).runs, "accuracy/received", "fedavg")}
     assert "minus fedavg" in against["differences_mnist_s_0.1"].caption
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"), [("two_step", "edge weight"), ("graph_filter", "edge weight"), ("fedamp", "mixing weight")]
+)
+def test_what_a_graph_holds_is_said_by_its_method(tmp_path, method, kind):
+    make_run(tmp_path, "run", 0.9, method=method)
+    assert f"{kind}s between clients" in names(tmp_path)[f"graph_{method}_mnist_s_0.1"].caption
+
+
+def test_a_spread_over_clients_is_better_where_it_is_less(tmp_path):
+    for seed in range(2):
+        for method, spread in (("fedavg", 0.10 + 0.01 * seed), ("jgesr", 0.2)):
+            path = make_run(tmp_path, f"{method}{seed}", 0.9, method=method, seed=seed) / "summary.json"
+            summary = json.loads(path.read_text())
+            summary["last"]["accuracy/received_std"] = spread
+            path.write_text(json.dumps(summary))
+    found = {d.name: d for d in draw(collect([tmp_path]).runs, "accuracy/received_std")}
+    assert "left of zero is better than jgesr" in found["differences_mnist_s_0.1"].caption
+    (table,), _ = built([tmp_path], "accuracy/received_std")
+    assert [label for (label, _), entry in table.entries.items() if entry.leads] == ["fedavg"]
 
 
 def test_every_client_is_a_point_and_the_worst_is_named(tmp_path):
