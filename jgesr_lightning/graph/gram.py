@@ -10,9 +10,9 @@ from torch import Tensor
 from jgesr_lightning.graph.arrays import Array, of, positive_part, set_diagonal
 from jgesr_lightning.graph.laplacian import check_models, pairs
 
-_TINY = 1e-30  # a smaller sum of squares in float32 has lost terms
-_BLOCK = 4096  # columns of one product: what single precision sums before the sum goes on in double
-_CHUNK_BYTES_CPU = 1 << 22  # in the last-level cache; smaller ones cost more in calls than nearer caches save
+TINY = 1e-30  # a smaller sum of squares in float32 has lost terms
+BLOCK = 4096  # columns of one product: what single precision sums before the sum goes on in double
+_CHUNK_BYTES_CPU = 1 << 22  # a core's own cache holds half of it, in float32; smaller ones cost more in calls
 _CHUNK_BYTES_ACCELERATOR = 1 << 26  # few launches, and still far less than the matrix itself
 
 
@@ -92,10 +92,11 @@ def self_product(part: Tensor) -> Tensor:
     Elsewhere float32 is widened first, since its products may be rounded to ten bits there (TF32).
     """
     if part.dtype == torch.float32 and part.device.type == "cpu":
-        products = [(block @ block.mT).to(torch.float64) for block in part.split(_BLOCK, -1)]
+        blocks = part.split(BLOCK, -1) if part.shape[-1] > BLOCK else [part]
+        products = [(block @ block.mT).to(torch.float64) for block in blocks]
         total = products[0] if len(products) == 1 else torch.stack(products).sum(0)
-        norms = total.diagonal(dim1=-2, dim2=-1)
-        if part.numel() == 0 or bool(((norms > _TINY) & (norms < torch.inf)).all()):
+        norms = total.numpy().diagonal(0, -2, -1)
+        if norms.min(initial=1.0) > TINY and norms.max(initial=1.0) < torch.inf:
             return total
     wide = part.to(torch.float64)
     return wide @ wide.mT

@@ -17,7 +17,7 @@ At the end, J and its gradients as functions of the K x d models, in float64: di
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -123,7 +123,7 @@ class Problem:
 
     @staticmethod
     def gradient_models(
-        psi: Array, S: Array, weights: Sequence[Array], away: Sequence[Array], out: Tensor | None = None
+        psi: Array, S: Array, weights: Iterable[Array], away: Iterable[Array], out: Tensor | None = None
     ) -> Array:
         """Return ``sum_i Z_i M_i * (Psi - T_i) + S Psi``, (..., K, n), in whatever n columns Psi is held.
 

@@ -145,6 +145,13 @@ class Coefficients(Columns):
         """See `Columns`."""
         return per_problem((weights * (psi * (psi @ self._gram))).sum((-1, -2)), self._problems)
 
+    def total(self, measured: list[list[Array]]) -> list[Array]:
+        """See `Columns`."""
+        return measured[0]
+
+    def room(self) -> None:
+        """See `Columns`."""
+
     def propose(self, base: Array, change: Array) -> None:
         """See `Columns`."""
         self.proposed = base - change

@@ -3,13 +3,13 @@
 A step reads Psi and X_r once and writes the new Psi once, some columns at a time, and takes while they are in the cache
 the Gram matrix of the new Psi (for its distances), the length of the step and the fidelity; nothing is of size
 K x K x d. Psi is held less one row r that all share: neither L nor the difference Psi - X_r sees it, and in float32 it
-would cost the digits of what the clients' models differ by. X_r is held likewise, and is not a number where nothing
+would cost the digits of what the clients' models differ by. X_r is held likewise, and is infinite where nothing
 arrived: operations with a mask of bools take eight times as long as others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -17,10 +17,10 @@ from torch import Tensor
 
 from jgesr_lightning.graph.arrays import Array, enter, leave, of
 from jgesr_lightning.graph.filtering import solve_columns
-from jgesr_lightning.graph.gram import fill_gaps, self_product, work_dtype
+from jgesr_lightning.graph.gram import BLOCK, TINY, fill_gaps, self_product, work_dtype
 from jgesr_lightning.graph.problem import Problem
 
-COPIES = 2  # of its columns, that a step keeps in the cache
+COPIES = 4  # of its columns that a step works on: two iterates, what arrived, and how far it is
 
 
 class Columns:
@@ -32,81 +32,101 @@ class Columns:
         columns: which of all columns.
         start: Psi_0, (B, K, d), or None to start from the first pull's target.
         previous: (B, K, d) models that fill the gaps, or None; see `fill_gaps`.
-        room: memory for two iterates and each pull's target, (B, K, c), and for what a step needs meanwhile, a change
-            and each pull's `away`, which others may share: what is allocated anew each time has to be paged in.
+        room: memory for two iterates and each pull's target, (B, K, c), and for what a step needs meanwhile, a pull's
+            `away`, which others may share: what is allocated anew each time has to be paged in.
 
     Attributes:
+        layer: which of the G graphs, and G; None for columns of all.
+        accuracy: type that squares and products are summed in over a row, until they meet those of other columns.
         psi, before, proposed: the current iterate, the one before it (None where nobody wants it), and the next one.
-        spare: memory for a change, or None.
         weights: Z_i of each of the problem's pulls, as a column.
-        first: Gram matrices of ``[Psi_0 - 1 r'; r]``, (N, K + 1, K + 1), and the sum of ||T_i||_F^2, gaps filled, (B,).
+        first: for `total`: products of ``[Psi_0 - 1 r'; r]`` and what the sum of ||T_i||_F^2 is made of, gaps filled.
     """
 
     psi: Any
+    layer: Any = None
     before: Any = None
     proposed: Any = None
-    spare: Any = None
     weights: list[Any]
-    first: tuple[Array, Array]
+    first: tuple[Any, Any]
 
     def __init__(
         self, problem: Problem, layer: tuple[int, int], columns: slice | Tensor,
         start: Tensor | None, previous: Tensor | None, room: list[Tensor],
     ) -> None:  # fmt: skip
-        self._dtype, self._columns, self._layer = dtype_of(problem.pulls[0].target), columns, layer
+        self.accuracy = self._dtype = dtype_of(problem.pulls[0].target)
+        self._columns, self.layer = columns, layer
         self.weights = [pull.weights[:, None].to(self._dtype) for pull in problem.pulls]
         older = previous if start is None else start
-        older = None if older is None else older[..., columns]
+        older = None if older is None else older.squeeze(0)[..., columns]
         pulls, norms = len(problem.pulls), problem.pulls[0].weights.new_zeros(())
-        self._room, self._targets = room[:2], room[2 : pulls + 2]
-        self.spare, *self._away = room[pulls + 2 :]
+        self._room, self._targets, self._away = room[:2], room[2 : pulls + 2], room[-1]
         for pull, room_of_target in zip(problem.pulls, self._targets, strict=True):
-            target = pull.target[..., columns].to(self._dtype)
+            target = pull.target.squeeze(0)[..., columns].to(self._dtype)
             if pull.mask is not None:
-                target = fill_gaps(target, pull.mask[..., columns], pull.weights, older)
-            norms = norms + room_of_target.copy_(target).double().square().sum((-1, -2))
-        psi = self._targets[0] if start is None else start[..., columns].to(self._dtype)
+                target = fill_gaps(target, pull.mask.squeeze(0)[..., columns], pull.weights, older)
+            norms = norms + room_of_target.copy_(target).double().square().sum(-1, keepdim=True)
+        psi = self._targets[0] if start is None else start.squeeze(0)[..., columns].to(self._dtype)
         self._shared = psi.mean(-2, keepdim=True)
         self.psi = torch.sub(psi, self._shared, out=self._room[0])
         for pull, target in zip(problem.pulls, self._targets, strict=True):
             target -= self._shared
             if pull.mask is not None:
-                target.masked_fill_(~pull.mask[..., columns], torch.nan)
-        self.first = self.gram(torch.cat([self.psi, self._shared], -2)), enter(norms)
+                target.masked_fill_(~pull.mask.squeeze(0)[..., columns], torch.inf)
+        self.first = self_product(torch.cat([self.psi, self._shared], -2)), (1.0, norms.sqrt())
 
     def own(self, numbers: Array) -> Array:
         """Return each iterate's own of (N, ...), one a graph."""
-        return numbers[self._layer[0] :: self._layer[1]]
+        own = numbers[self.layer[0] :: self.layer[1]]
+        return own if len(own) > 1 else own[0]
 
     def cast(self, numbers: Array) -> Any:
         """Return K x K numbers in the type of the iterates."""
         return leave(numbers).to(self._dtype)
 
-    def away(self, psi: Any) -> list[Any]:
-        """Return ``M_i * (psi - T_i)`` for each pull, until the next call; masks may be left to the weights."""
-        pairs = zip(self._targets, self._away, strict=True)
-        return [torch.nan_to_num_(torch.sub(psi, target, out=room)) for target, room in pairs]
+    def away(self, psi: Any) -> Iterable[Any]:
+        """Yield ``M_i * (psi - T_i)`` for each pull, until the next is asked for; masks may be left to the weights."""
+        smallest = torch.finfo(self._dtype).min
+        return (torch.threshold_(torch.sub(psi, target, out=self._away), smallest, 0.0) for target in self._targets)
 
     def masks(self) -> list[Any]:
         """Return M_i, or 1 where it is left to the weights."""
         return [torch.nan_to_num_(target - target + 1) for target in self._targets]
 
-    def gram(self, psi: Any) -> Array:
-        """Return Gram matrices of the rows, less their mean or not, (N, K, K)."""
-        own, (layer, layers) = self_product(psi), self._layer
-        if layers == 1:
-            return enter(own)
-        grams = own.new_zeros(len(own), layers, *own.shape[1:])
-        grams[:, layer] = own
-        return enter(grams.flatten(0, 1))
+    def gram(self, psi: Any) -> Any:
+        """Return the products of the rows, less their mean or not, for `total`."""
+        if self.accuracy == torch.float32 and psi.shape[-1] <= BLOCK:
+            return psi @ psi.mT
+        return self_product(psi.to(self.accuracy))
 
-    def squares(self, psi: Any, weights: Any = 1.0) -> Array:
-        """Return ||psi||_Z^2, (B,); sums over a row are in the type of `psi`."""
-        total = (weights * torch.linalg.vector_norm(psi, dim=-1, keepdim=True).double().square_()).sum((-1, -2))
-        if psi.dtype == torch.float32 and not bool(total.isfinite().all()):  # squares beyond its range
-            norms = torch.linalg.vector_norm(psi, dim=-1, keepdim=True, dtype=torch.float64)
-            total = (weights * norms.square_()).sum((-1, -2))
-        return enter(total)
+    def squares(self, psi: Any, weights: Any = 1.0) -> Any:
+        """Return what ||psi||_Z^2 is summed from, for `total`; sums over a row are in `accuracy`."""
+        return weights, torch.linalg.vector_norm(psi, dim=-1, keepdim=True, dtype=self.accuracy)
+
+    def total(self, measured: list[list[Any]]) -> list[Array] | None:
+        """Return the sums, (B,) and (N, K, K), of what columns of this form and layer measured one after another.
+
+        None where single precision cannot hold them. Summed for each alone, they would take a fifth of a step.
+        """
+        sums, fits, (layer, layers) = [], True, self.layer
+        for each in zip(*measured, strict=True):
+            if isinstance(each[0], tuple):
+                raw = torch.stack([norms for _, norms in each])
+                own = held = (each[0][0] * raw.double().square_()).sum((0, -1, -2)).reshape(-1)
+            else:
+                raw = each[0].clone()
+                for more in each[1:]:
+                    raw += more
+                own = raw.double().reshape(-1, *raw.shape[-2:])
+                held = own.diagonal(dim1=-2, dim2=-1)
+                fits = fits and (raw.dtype != torch.float32 or float(held.min()) > TINY)
+                if layers > 1:
+                    grams = own.new_zeros(len(own), layers, *own.shape[1:])
+                    grams[:, layer] = own
+                    own = grams.flatten(0, 1)
+            fits = fits and (raw.dtype != torch.float32 or float(held.max()) < torch.inf)
+            sums.append(enter(own))
+        return sums if fits else None
 
     def solve(self, S: Array, inverse: Array) -> Any:
         """Return the minimiser of ``sum_i ||M_i * (Psi - T_i)||_{Z_i}^2 + tr(Psi' S Psi)``, see `solve_columns`.
@@ -119,9 +139,13 @@ class Columns:
         own = leave(self.own(S)), leave(self.own(inverse))
         return self.cast(enter(solve_columns(*own, z, right, psi)))
 
+    def room(self) -> Any:
+        """Return memory for the next iterate, perhaps that of the one before it; or None."""
+        return self._room[1 if self.psi is self._room[0] else 0]
+
     def propose(self, base: Any, change: Any) -> None:
-        """Propose ``base - change``; the iterate before, if it is still there, may make room."""
-        self.proposed = torch.sub(base, change, out=self._room[1 if self.psi is self._room[0] else 0])
+        """Propose ``base - change``, written to `room`."""
+        self.proposed = torch.sub(base, change, out=self.room())
 
     def accept(self, which: Array | None) -> None:
         """Make the proposed iterate the current one: of all problems, or of those of `which`, (N,) bool."""
@@ -134,8 +158,8 @@ class Columns:
 
     def release(self) -> None:
         """Let go of all but the current iterate; `models` alone is called then."""
-        self.before = self.proposed = self.spare = None
-        self._room, self._targets, self._away = [], [], []
+        self.before = self.proposed = None
+        self._room, self._targets, self._away = [], [], torch.empty(0)
 
     def models(self) -> Iterator[tuple[slice | Tensor, Tensor]]:
         """Yield which columns, and Psi in them."""

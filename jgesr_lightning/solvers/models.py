@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from jgesr_lightning.graph.arrays import Array, enter, hidden, leave, per_problem
-from jgesr_lightning.graph.gram import chunks, cosine_from_gram, distances_from_gram, with_shared
+from jgesr_lightning.graph.gram import BLOCK, chunks, cosine_from_gram, distances_from_gram, with_shared
 from jgesr_lightning.graph.problem import Problem
 from jgesr_lightning.solvers.coefficients import Coefficients, Reduce, common_patterns
 from jgesr_lightning.solvers.columns import COPIES, Columns, dtype_of
@@ -70,9 +71,9 @@ class Models:
         self.problems, self._clients, size = pulls[0].target.shape
         layers = (size,) if layers is None else tuple(layers)
         masks = [pull.mask[0] for pull in pulls if pull.mask is not None]
-        self._parts: list[Columns] = []
+        self._groups: list[list[Columns]] = []  # parts of one form and layer, of which single precision holds the sums
         if not masks:
-            self._parts, self._reduce = [Coefficients(self.problem, layers, *given, reduce=reduce)], None
+            self._groups, self._reduce = [[Coefficients(self.problem, layers, *given, reduce=reduce)]], None
             return
         rest = None
         if self.problems == 1 and (least is not None or not hidden(masks[0])):
@@ -80,21 +81,26 @@ class Models:
                 torch.cat(masks), layers, least or max(_LEAST, _LEAST_PER_CLIENT * self._clients)
             )
             if patterns.sizes and (least is not None or len(patterns.order) >= _COVERED * size):
-                self._parts = [Coefficients(self.problem, layers, *given, patterns)]
+                self._groups = [[Coefficients(self.problem, layers, *given, patterns)]]
                 rest, layers = patterns.rest, patterns.rest_layers
         width = COPIES * self._clients * self.problems
-        slices = list(chunks(layers, width, self._like.device)) or ([] if self._parts else [(0, slice(0, 0))])
+        slices = list(chunks(layers, width, self._like.device)) or ([] if self._groups else [(0, slice(0, 0))])
         rows, dtype = self.problems * self._clients, dtype_of(self._like)
         # In few pieces of memory: many small ones that come and go would leave holes of several times their size.
         widest = max((c.stop - c.start for _, c in slices), default=0)
-        sizes = [rows * sum(layers)] * (2 + len(pulls)) + [rows * widest] * (1 + len(pulls))
+        few = max(1, BLOCK // max(1, widest))
+        sizes = [rows * sum(layers)] * (2 + len(pulls)) + [rows * widest]
         room = [torch.empty(size, dtype=dtype, device=self._like.device) for size in sizes]
         for layer, c in slices:
-            begins = [rows * c.start] * (2 + len(pulls)) + [0] * (1 + len(pulls))
+            begins = [rows * c.start] * (2 + len(pulls)) + [0]
             shape = self.problems, self._clients, c.stop - c.start
-            mine = [r[begin:].narrow(0, 0, math.prod(shape)).view(shape) for r, begin in zip(room, begins, strict=True)]
+            pieces = [r[begin:].narrow(0, 0, math.prod(shape)) for r, begin in zip(room, begins, strict=True)]
+            mine = [piece.view(shape).squeeze(0) for piece in pieces]
             where = c if rest is None else rest[c]
-            self._parts.append(Columns(self.problem, (layer, len(layers)), where, *given, mine))
+            part = Columns(self.problem, (layer, len(layers)), where, *given, mine)
+            if not self._groups or self._groups[-1][0].layer != part.layer or len(self._groups[-1]) == few:
+                self._groups.append([])
+            self._groups[-1].append(part)
 
     def start(self) -> tuple[Array, Array]:
         """Return the cosines of the rows of Psi_0, and D(Psi_0), (N, K, K)."""
@@ -109,21 +115,25 @@ class Models:
 
         `S` is (N, K, K); `step` and `momentum` are (N, 1, 1), the same for all graphs of a problem.
         """
-        across: dict[type[Columns], Any] = {}  # step S, as each form holds it
+        across: dict[Any, Any] = {}  # step S and step Z_i, as each form holds them
 
         def proposed(part: Columns) -> list[Array]:
-            psi, size = part.psi, part.own(step)
+            psi = part.psi
             if momentum is None or part.before is None:
                 base, part.before = psi, None  # and make room
             else:
                 base = psi + part.cast(part.own(momentum)) * (psi - part.before)
-            scaled = [part.cast(size) * weight for weight in part.weights]
-            if type(part) not in across:
-                across[type(part)] = part.cast(step * S)
-            own = part.own(across[type(part)])
-            change = self.problem.gradient_models(base, own, scaled, part.away(base), part.spare)
+            if (type(part), part.layer) not in across:
+                size = part.cast(part.own(step))
+                across[type(part), part.layer] = part.cast(part.own(step * S)), [size * w for w in part.weights]
+            own, scaled = across[type(part), part.layer]
+            change = self.problem.gradient_models(base, own, scaled, part.away(base), None if details else part.room())
+            moved = part.squares(change)  # at once: its memory may be that of the next iterate
             part.propose(base, change)
-            return _measured(part, change if base is psi else part.proposed - psi, details)
+            if base is not psi:
+                change = part.proposed - psi
+                moved = part.squares(change)
+            return _measured(part, moved, change if details else None)
 
         return self._sums(proposed)
 
@@ -134,13 +144,13 @@ class Models:
 
         def filtered(part: Columns) -> list[Array]:
             part.propose(part.solve(S, inverse), 0)
-            return _measured(part, part.proposed - part.psi)
+            return _measured(part, part.squares(part.proposed - part.psi))
 
         return self._sums(filtered)
 
     def accept(self, which: Array | None = None) -> None:
         """Make the proposed iterate the current one: of all problems, or of those of `which`, (N,) bool."""
-        for part in self._parts:
+        for part in chain(*self._groups):
             part.accept(which)
 
     def gradient(self, S: Array) -> tuple[Array, Array]:
@@ -156,12 +166,14 @@ class Models:
 
     def result(self) -> Tensor:
         """Return Psi, (..., K, d), own memory, dtype and device of what arrived; the last call."""
-        for part in self._parts:
+        parts = [*chain(*self._groups)]
+        self._groups = []
+        for part in parts:
             part.release()
         result = torch.empty_like(self._like, memory_format=torch.contiguous_format)
         out = result.view(self.problems, *result.shape[-2:])
-        while self._parts:  # and let go of each
-            for columns, models in self._parts.pop().models():
+        while parts:  # and let go of each
+            for columns, models in parts.pop().models():
                 out[..., columns] = models.to(out.dtype)
         return result
 
@@ -172,9 +184,12 @@ class Models:
 
     def _summed(self, measure: Callable[[Columns], list[Array]]) -> list[Array]:
         """Return the sums of what parts measure, over processes in one exchange."""
-        totals = measure(self._parts[0])
-        for part in self._parts[1:]:
-            totals = [total + more for total, more in zip(totals, measure(part), strict=True)]
+        totals: list[Array] = []
+        for group in self._groups:
+            while (sums := group[0].total([measure(part) for part in group])) is None:
+                for part in group:  # again; what the first try overwrote is done without
+                    part.accuracy, part.before = torch.float64, None
+            totals = [total + more for total, more in zip(totals, sums, strict=True)] if totals else sums
         if self._reduce is None:
             return totals
         flat = self._reduce(torch.cat([leave(total).flatten() for total in totals]))
@@ -182,13 +197,14 @@ class Models:
         return [enter(piece).reshape(total.shape) for piece, total in zip(pieces, totals, strict=True)]
 
 
-def _measured(part: Columns, step: Array, details: bool = False) -> list[Array]:
-    """Return what the columns of a proposed step come to: `Sums` in a row."""
-    sums = [part.squares(step), part.gram(part.proposed), *_fidelity(part, part.away(part.proposed))]
-    return [*sums, *_fidelity(part, [mask * step for mask in part.masks()]), part.gram(step)] if details else sums
+def _measured(part: Columns, moved: Any, step: Array | None = None) -> list[Any]:
+    """Return what the columns of a proposed step come to: `Sums` in a row; `step` where details are asked for."""
+    fidelity = _fidelity(part, part.away(part.proposed))  # while what arrived is in the cache
+    sums = [moved, part.gram(part.proposed), *fidelity]
+    return sums if step is None else [*sums, *_fidelity(part, [mask * step for mask in part.masks()]), part.gram(step)]
 
 
-def _fidelity(part: Columns, away: list[Array]) -> list[Array]:
+def _fidelity(part: Columns, away: Iterable[Array]) -> list[Array]:
     return [part.squares(a, weights) for a, weights in zip(away, part.weights, strict=True)]
 
 

@@ -8,8 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jgesr_lightning.graph import laplacian
 from jgesr_lightning.graph.problem import Problem, Pull
-from jgesr_lightning.solvers import PDCA, Alternating, Models, Solution
+from jgesr_lightning.solvers import PDCA, Alternating, Models, Solution, models
 from jgesr_lightning.solvers.coefficients import Coefficients, common_patterns
 from jgesr_lightning.solvers.columns import Columns
 from tests.solvers.reference import pdca_as_printed
@@ -33,7 +34,7 @@ def held(least: int | None, layers: tuple[int, ...] = (300,), dtype: torch.dtype
 
 
 def parts(signals: Models) -> list[type]:
-    return [type(part) for part in signals._parts]
+    return [type(part) for group in signals._groups for part in group]
 
 
 @pytest.mark.parametrize(("least", "kinds"), [(1, [Coefficients]), (8, [Coefficients, Columns]), (NONE, [Columns])])
@@ -116,6 +117,31 @@ def test_squares_beyond_single_precision(scale) -> None:
     for least in (1, 8, NONE):
         signals = Models(posed((received * scale).float(), z, mask), least=least)
         assert PDCA(max_iter=3, eps=0.0).solve(signals)[0].iterations == 3
+
+
+@pytest.mark.parametrize("momentum", [None, np.full((1, 1, 1), 0.5)])
+@pytest.mark.parametrize("scale", [1.0, 1e-21, 1e19])
+def test_a_step_in_many_parts_and_single_precision_is_that_of_one_in_double(scale, momentum, monkeypatch) -> None:
+    received, z = federation()
+    mask, S, one = (
+        gaps(received),
+        0.01 * laplacian(torch.ones(1, len(z), len(z), dtype=torch.float64)).numpy(),
+        np.ones((1, 1, 1)),
+    )
+    single = posed((received * scale).float(), z, mask)
+    whole = Models(posed(single.pulls[0].target.double(), z, mask), least=NONE)
+    cut = models.chunks
+    monkeypatch.setattr(models, "chunks", lambda widths, rows, device: cut(widths, rows, device, 32))
+    many = Models(single, least=NONE)
+    for each in (whole, many):
+        each.start()
+        each.propose(S, one)
+        each.accept()
+    expected, sums = (each.propose(S, one, momentum, momentum is not None) for each in (whole, many))
+    for ours, right in zip(
+        (*sums.squares, sums.step, sums.gram), (*expected.squares, expected.step, expected.gram), strict=True
+    ):
+        np.testing.assert_allclose(ours, right, rtol=1e-4, atol=1e-5 * np.abs(right).max())
 
 
 @pytest.mark.parametrize("least", [1, 8])
