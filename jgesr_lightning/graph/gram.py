@@ -11,7 +11,7 @@ from jgesr_lightning.graph.arrays import Array, of, positive_part, set_diagonal
 from jgesr_lightning.graph.laplacian import check_models, pairs
 
 TINY = 1e-30  # a smaller sum of squares in float32 has lost terms
-BLOCK = 4096  # columns of one product: what single precision sums before the sum goes on in double
+BLOCK = 8192  # columns of one product: what single precision sums before the sum goes on in double
 _CHUNK_BYTES_CPU = 1 << 22  # a core's own cache holds half of it, in float32; smaller ones cost more in calls
 _CHUNK_BYTES_ACCELERATOR = 1 << 26  # few launches, and still far less than the matrix itself
 
