@@ -256,6 +256,7 @@ def _refuse_own(study: StudyFile, path: Path, places: Mapping[str, str]) -> None
                 where = getattr(given[key], "where", "") or places.get(f"{part}.{key}", "")
                 instead = f"write {AXES[key]}" if key in AXES else "each cell has its own"
                 instead = "give it on the command line" if key == "output_dir" else instead
+                instead = f"write {allowed}" if key == "name" and allowed else instead
                 place = f" ({where})" if where else f" ({path})"
                 raise ConfigError(f"{part} cannot hold {key}: {instead}{place}")
 

@@ -180,6 +180,7 @@ def test_a_study_is_read_like_a_run(tmp_path):
         ("grid: {channel.noise: [0.1, 0.2]}", "grid cannot hold channel.noise: write noise"),
         ("grid: {seed: [1, 2]}", "grid cannot hold seed: write seeds"),
         ("grid: {name: [a, b]}", "grid cannot hold name"),
+        ("data: {syn: {name: synthetic}}", "data.syn cannot hold name: write data.name"),
         ("settings: {output_dir: x}", "settings cannot hold output_dir: give it on the command line"),
         ("settings: {aggregator: {name: fedavg}}", "settings cannot hold aggregator.name: write methods"),
         ("data: {synthetic: {channel.noise: 1}}", "data.synthetic cannot hold channel.noise: write noise"),
