@@ -59,9 +59,9 @@ class Federation:
                 arrived in a round (but for "drop_all").
         """
         plan = self.plan
+        plan.fabric.call("on_federation_start", plan=plan, state=state)
         if plan.aggregator.start != "own":  # a checkpoint may hold them for other ends
             state.own = None
-        plan.fabric.call("on_federation_start", plan=plan, state=state)
         if plan.aggregator.own != "clean":
             state.believed = None
         # what the server sent last, by columns; kept beside the rows, so that no round moves it twice

@@ -2,6 +2,7 @@ import dataclasses
 import gc
 import itertools
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from jgesr_lightning.callbacks.checkpoint import Checkpoint
 from jgesr_lightning.callbacks.files import ResultFiles
 from jgesr_lightning.federation import NonFiniteError
 from jgesr_lightning.records import remarks, summarise
+from jgesr_lightning.reporting.sources import Folder
 from jgesr_lightning.runtime import checkpoint
 from tests.federations import SIZES, small_federation
 
@@ -299,6 +301,28 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path, method, settings):
     assert torch.equal(state.models, straight.models)
     for resumed, whole in zip(state.records, straight.records, strict=True):
         assert repr(resumed.clients) == repr(whole.clients)  # as text, since NaN equals nothing
+
+
+@pytest.mark.parametrize(("rounds", "killed"), [(5, True), (3, False)], ids=["killed at once", "nothing left to do"])
+def test_a_run_that_goes_on_from_another_one_s_checkpoint_has_one_of_its_own(tmp_path, rounds, killed):
+    settings = {"method": "fedamp", "settings": {"start": "cloud"}}
+    _, first = run(small_federation([Checkpoint(tmp_path / "a", 1, {})], rounds=3, **settings))
+    source = checkpoint.find(tmp_path / "a")
+    parts = [Checkpoint(tmp_path / "b" / "checkpoint", 1, {}), ResultFiles(tmp_path / "b", {})]
+    (tmp_path / "b").mkdir()
+    second = small_federation(parts, rounds=rounds, **settings)
+    state = checkpoint.load(source.folder, source.shared, second.plan.sharding, torch.device("cpu"))
+    if killed:
+        second.plan.fabric._callbacks.append(SimpleNamespace(on_round_start=lambda **_: 1 / 0))
+        with pytest.raises(ZeroDivisionError):
+            second.run(state)
+    else:
+        assert second.run(state) == "finished"
+    found = checkpoint.find(tmp_path / "b" / "checkpoint")
+    for kind in ("models", "trained"):
+        assert torch.equal(checkpoint.rows(found, kind), checkpoint.rows(source, kind))
+    assert torch.equal(checkpoint.rows(found), first.models)
+    assert Folder(tmp_path / "b").last_graph()[0] == 3
 
 
 def test_memory_and_handles_stay_flat_over_many_rounds(tmp_path):

@@ -34,8 +34,13 @@ class Checkpoint:
         self._trained: Tensor | None = None
 
     def on_federation_start(self, plan: RoundPlan, state: FederationState) -> None:
-        """Note what is saved already."""
-        if state.records:
+        """Note what is saved already; save at once where a run goes on from the checkpoint of another one."""
+        if not state.records:
+            return
+        if plan.sharding.any(not checkpoint.folder_of(self.root, state.round).is_dir()):
+            self._trained = state.own if self.keep_trained else None
+            self.save(plan, state)
+        else:
             self._saved = state.round
 
     def on_round_end(self, plan: RoundPlan, state: FederationState, record: RoundRecord, watch: Stopwatch) -> None:
@@ -55,6 +60,7 @@ class Checkpoint:
     def save(self, plan: RoundPlan, state: FederationState) -> None:
         """Save `state` unless the newest checkpoint is of its round."""
         if state.round != self._saved:
-            trained = self._trained if state.own is None else state.own  # these the next round starts from
+            # where clients go on from their own models, the next round needs them
+            trained = state.own if plan.aggregator.start == "own" else self._trained
             checkpoint.save(self.root, state, plan.aggregator.state(), self.config, plan.sharding, trained)
             self._saved = state.round

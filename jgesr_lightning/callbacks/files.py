@@ -71,7 +71,7 @@ class ResultFiles:
         self._lock = threading.Lock()  # facts may come from another thread
 
     def on_federation_start(self, plan: RoundPlan, state: FederationState) -> None:
-        """Write the partition, and the rounds that a resumed run has already had."""
+        """Write the partition, and the rounds and graphs that a resumed run has already had."""
         self._progress = (plan.rounds, state)
         if not plan.fabric.is_global_zero:
             return
@@ -89,6 +89,8 @@ class ResultFiles:
         self._start = time.perf_counter()
         if state.records:
             self._write_tables(state.records)
+        if state.graphs:
+            self._write_graphs(state)
 
     def on_round_end(self, plan: RoundPlan, state: FederationState, record: RoundRecord, watch: Stopwatch) -> None:
         """Add the round to every file."""
