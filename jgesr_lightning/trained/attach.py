@@ -16,7 +16,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from jgesr_lightning import build
-from jgesr_lightning.aggregators import build_aggregator
+from jgesr_lightning.aggregators import Aggregator, build_aggregator
 from jgesr_lightning.aggregators.learned_graph import LearnedGraph
 from jgesr_lightning.arguments import CommandParser
 from jgesr_lightning.checks import whole
@@ -46,12 +46,14 @@ class Attached:
         edges: (K,) its weights to the others; (layers, K) where there is a graph a layer; None without a graph.
         state_dict: of its network: joined, else trained.
         sizes: number of its training and its test samples.
+        alone: why it was not joined to a graph, empty where it was.
     """
 
     accuracies: dict[str, float]
     edges: Tensor | None
     state_dict: dict[str, Tensor]
     sizes: tuple[int, int]
+    alone: str = ""
 
 
 def attach(trained: Trained, samples: Samples, rounds: int = 1) -> Attached:
@@ -126,11 +128,26 @@ def attach(trained: Trained, samples: Samples, rounds: int = 1) -> Attached:
         engine.train(found.shared["round"] + number, [0], sent, take)
     accuracies["trained"] = score(row)
     edges = None
-    if isinstance(aggregator, LearnedGraph):
+    alone = _alone(aggregator)
+    if isinstance(aggregator, LearnedGraph) and not alone:
         row, edges = _joined(trained, aggregator, layout, received, row, len(train))
         accuracies["joined"] = score(row)
     state = {**net.state_dict(), **layout.restore(row)}
-    return Attached(accuracies, edges, state, (len(train), len(test)))
+    return Attached(accuracies, edges, state, (len(train), len(test)), alone)
+
+
+def _alone(aggregator: Aggregator) -> str:
+    """Return why a newcomer cannot be joined to a method's graph, or an empty string."""
+    if not isinstance(aggregator, LearnedGraph):
+        return f"{aggregator.name} learns no graph to join"
+    usual = {"neighbours": None, "distances": "models", "layer_weights": "columns"}
+    other = [f"{key}={getattr(aggregator, key)}" for key, value in usual.items() if getattr(aggregator, key) != value]
+    if other:
+        return (
+            f"not joined: under {', '.join(other)} the graph rests on what the run does not keep of its clients' "
+            "uploads; a newcomer is joined by alpha, beta and gamma alone"
+        )
+    return ""
 
 
 def _joined(
@@ -148,25 +165,26 @@ def _joined(
     layered = last in shared["layer_graphs"]
     graphs = shared["layer_graphs"][last] if layered else shared["graphs"][last][None]
     widths = layout.layers if layered else (layout.size,)
-    share = _share(aggregator.fidelity, size, [entry["samples"] for entry in trained.card["clients"]])
+    share = _share(aggregator, [size, *(entry["samples"] for entry in trained.card["clients"])])
+    smoothing = problem.alpha if problem.smoothing == "full" else problem.alpha / 2  # as `Problem.operator` has it
     joined, edges, begin = row.clone(), [], 0
     for graph, width in zip(graphs, widths, strict=True):
         columns = slice(begin, begin + width)
         others, own = received[:, columns].to(torch.float64), row[columns].to(torch.float64)
         distances = (others - own).square().sum(1)
         weights = edge_weights(distances, graph.sum(1), problem.alpha, problem.beta, problem.gamma)
-        joined[columns] = joined_model(row[columns], weights, others, problem.alpha, problem.mu, share)
+        joined[columns] = joined_model(row[columns], weights, others, smoothing, problem.mu, share)
         edges.append(weights)
         begin += width
     return joined, torch.stack(edges) if layered else edges[0]
 
 
-def _share(fidelity: str, size: int, others: Sequence[int]) -> float:
-    """Return the newcomer's entry of Z."""
-    if fidelity == "uniform":
+def _share(aggregator: LearnedGraph, sizes: Sequence[int]) -> float:
+    """Return the newcomer's entry of Z, from all training samples, its own first; see `LearnedGraph.weights`."""
+    if aggregator.fidelity == "uniform":
         return 1.0
-    share = size / (size + sum(others))
-    return share * (len(others) + 1) if fidelity == "scaled" else share
+    powers: list[float] = [(size / sum(sizes)) ** aggregator.fidelity_power for size in sizes]
+    return powers[0] * len(powers) / sum(powers) if aggregator.fidelity == "scaled" else powers[0]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -200,8 +218,8 @@ def main(arguments: Sequence[str]) -> int:
     }
     for key, value in result.accuracies.items():
         say(f"  {words[key]}: {100 * value:.2f} %")
-    if result.edges is None:
-        say(f"  {trained.card['run']['method']} learns no graph to join")
+    if result.alone:
+        say(f"  {result.alone}")
     say(f"its model: {folder}")
     return 0
 

@@ -9,13 +9,16 @@ import pytest
 import torch
 
 from jgesr_lightning import load_client
+from jgesr_lightning.aggregators import Upload, build_aggregator
 from jgesr_lightning.cli import main
 from jgesr_lightning.config import ConfigError
 from jgesr_lightning.data import load_dataset
+from jgesr_lightning.layout import ParameterLayout
 from jgesr_lightning.runtime import checkpoint
 from jgesr_lightning.trained import open_trained
-from jgesr_lightning.trained.attach import attach
+from jgesr_lightning.trained.attach import _joined, _share, attach
 from jgesr_lightning.trained.samples import Samples
+from jgesr_lightning.trained.source import network
 
 
 def newcomer(samples=60):
@@ -61,6 +64,48 @@ def test_a_method_without_a_graph_says_so(averaged, tmp_path, capsys):
     call = ["attach", str(averaged.folder), "--data", str(tmp_path / "late.pt"), "--out", str(tmp_path / "out")]
     assert main(call) == 0
     assert "fedavg learns no graph" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("setting", [{"neighbours": 2}, {"distances": "directions"}, {"layer_weights": "snr"}])
+def test_a_graph_that_rests_on_what_is_not_kept_is_not_joined(result, setting):
+    trained = open_trained(result.folder)
+    method = trained.config.aggregator
+    config = trained.config.replace(aggregator=method.replace(**setting))
+    learnt = attach(dataclasses.replace(trained, config=config), Samples(*newcomer(), ()))
+    ((key, value),) = setting.items()
+    assert learnt.edges is None and "joined" not in learnt.accuracies
+    assert learnt.alone.startswith(f"not joined: under {key}={value} the graph rests on")
+
+
+@pytest.mark.parametrize(
+    ("settings", "share"),
+    [
+        ({}, 0.25),
+        ({"fidelity": "scaled"}, 0.75),
+        ({"fidelity": "uniform"}, 1.0),
+        ({"fidelity_power": 0.5}, 0.5),
+        ({"fidelity_power": 0.5, "fidelity": "scaled"}, 3 * 0.5 / (0.5 + 0.5**0.5 + 0.5)),
+        ({"fidelity_power": 0.0, "fidelity": "scaled"}, 1.0),
+    ],
+)
+def test_a_newcomer_weighs_as_the_clients_do(settings, share):
+    sizes = [10, 20, 10]
+    method = build_aggregator("jgesr", **settings)
+    assert _share(method, sizes) == pytest.approx(share)
+    upload = Upload(torch.zeros(3, 2), torch.tensor(sizes) / 40, None, None, None, torch.arange(3), 3)
+    assert float(method.weights(upload)[0]) == pytest.approx(share)
+
+
+@pytest.mark.parametrize(("smoothing", "pull"), [("full", 0.1), ("printed", 0.05)])
+def test_a_newcomer_is_smoothed_as_the_clients_were(result, smoothing, pull):
+    trained = open_trained(result.folder)
+    received = checkpoint.rows(trained.found)
+    layout, row = ParameterLayout.of(network(trained.card)), received.mean(0) + 0.01
+    method = build_aggregator("jgesr", smoothing=smoothing)
+    joined, edges = _joined(trained, method, layout, received, row, 50)
+    z = 50 / (50 + sum(entry["samples"] for entry in trained.card["clients"]))
+    expected = (z * row.double() + pull * edges @ received.double()) / (z + pull * edges.sum())
+    torch.testing.assert_close(joined, expected.float())
 
 
 def test_too_few_samples_and_exports_are_refused(result, tmp_path, capsys):
