@@ -74,7 +74,7 @@ def unlabelled(path: Path, shape: tuple[int, ...], features: Sequence[str] = ())
             return _named(path, _fitting(path, _in_order(path, columns, values, features), shape), None)
     except DataError as error:
         raise ConfigError(error) from None
-    raise ConfigError(f"{path} is none of {', '.join([*FORMATS, *TENSORS, TABLE])}")
+    raise ConfigError(_missing(path) or f"{path} is none of {', '.join([*FORMATS, *TENSORS, TABLE])}")
 
 
 def labelled(
@@ -106,10 +106,15 @@ def labelled(
             columns, values, found = read_table(path, label)
             inputs = _fitting(path, _in_order(path, columns, values, features), shape)
         else:
-            raise ConfigError(f"{path} is neither a folder of classes nor one of {', '.join([*TENSORS, TABLE])}")
+            kinds = ", ".join([*TENSORS, TABLE])
+            raise ConfigError(_missing(path) or f"{path} is neither a folder of classes nor one of {kinds}")
         return _named(path, inputs, _places(path, found, classes))
     except DataError as error:
         raise ConfigError(error) from None
+
+
+def _missing(path: Path) -> str:
+    return "" if path.exists() else f"there is no file or folder {path}"
 
 
 def _named(path: Path, inputs: Tensor, labels: Tensor | None) -> Samples:

@@ -134,6 +134,12 @@ def test_images_from_0_to_1_are_refused_by_a_network_of_bytes(result, pictures, 
         assert "multiply them by 255" in capsys.readouterr().err
 
 
+def test_data_that_are_not_there_are_said_to_be_missing(result, capsys):
+    for command in (["evaluate", "--data"], ["predict", "--client", "0"], ["attach", "--data"]):
+        assert main([command[0], str(result.folder), *command[1:], "nowhere"]) == 2
+        assert capsys.readouterr().err == "error: there is no file or folder nowhere\n"
+
+
 def test_classes_that_the_run_does_not_know_are_refused(result, pictures, tmp_path, capsys):
     x, _ = pictures
     torch.save({"x": x, "y": torch.full((8,), 99)}, tmp_path / "far.pt")
