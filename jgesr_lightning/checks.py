@@ -74,7 +74,7 @@ def plain(name: str, value: Any) -> Any:
     raise ValueError(f"{name} is a {type(value).__name__}; it must be a number, a text, or a list or table of them")
 
 
-def nearest(word: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
+def nearest(word: str, known: Iterable[str], *, cutoff: float = 0.51) -> str:
     """Return ``" (did you mean 'x'?)"`` for the known word that means or looks like `word`, or an empty string.
 
     Args:

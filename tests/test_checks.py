@@ -29,6 +29,10 @@ def test_the_word_that_was_meant(word, known, meant):
     assert nearest(word, known) == (f" (did you mean {meant!r}?)" if meant else "")
 
 
+def test_words_that_have_only_half_their_letters_in_common_are_no_hint():
+    assert nearest("fast", ["auto", "sequential", "stacked"]) == ""
+
+
 def test_synonyms_lead_to_what_there_is():
     words = {"accuracy/received", "accuracy/trained"}.union(*names.BUILTIN.values())
     assert set(SYNONYMS.values()) - set(KEYS) - words == set()

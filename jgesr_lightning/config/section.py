@@ -93,6 +93,8 @@ class Section(BaseModel):
     def _plain(cls, value: Any) -> Any:
         if isinstance(value, float) and value and not FLOAT32[0] <= abs(value) <= FLOAT32[1]:
             raise PydanticCustomError("float32", "beyond 32 bits", dict(zip(("least", "most"), FLOAT32, strict=True)))
+        if isinstance(value, float):
+            return value + 0.0  # one zero: -0.0 would be another condition, under another name
         return looks_like(value)  # under no declared type it is still as it was written
 
     def replace(self, **values: Any) -> Self:

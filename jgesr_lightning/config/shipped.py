@@ -66,6 +66,7 @@ def copy_configs(folder: str | Path = ".") -> tuple[list[Path], list[Path]]:
 
     Raises:
         ConfigError: the folder cannot be written, or is the checkout that the files come from.
+        PathError: the folder's name is that of a file, or of nobody's home.
     """
     target = user_folder(Path(folder) / CONFIGS)
     if target.exists() and target.resolve() == SHIPPED.resolve():

@@ -576,3 +576,8 @@ def test_overrides_that_are_none_are_named(overrides, message):
     with pytest.raises(ConfigError) as caught:
         load_config(None, overrides)
     assert str(caught.value) == message
+
+
+def test_there_is_one_zero():
+    config = load_config(None, ["channel.noise=-0.0", "aggregator.name=jgesr", "aggregator.alpha=-0.0"])
+    assert repr((config.channel.noise, config.aggregator.settings["alpha"])) == "(0.0, 0.0)"

@@ -64,7 +64,7 @@ def test_places_that_take_no_copies(tmp_path):
     with pytest.raises(ConfigError, match="the package's own configurations"):
         copy_configs(ROOT)
     (tmp_path / "configs").write_text("a file")
-    with pytest.raises(ConfigError, match="cannot be written"):
+    with pytest.raises(ValueError, match="configs is a file; name a folder"):
         copy_configs(tmp_path)
     with pytest.raises(ValueError, match="no user 'nobody_of_that_name'"):
         copy_configs("~nobody_of_that_name/x")
