@@ -144,7 +144,8 @@ def looks_like(value: Any) -> Any:
 
 def located(message: str, where: Mapping[str, str]) -> str:
     """Return the message with the place where its key, the first word or that called unknown, was written."""
-    place = where.get(message.removeprefix("unknown key ").split(" ", 1)[0], where.get("", ""))
+    key = message.removeprefix("unknown key ").split(" ", 1)[0].rstrip(";")
+    place = where.get(key, where.get("", ""))
     return f"{message} ({place})" if place and place.partition(",")[0] not in message else message
 
 
