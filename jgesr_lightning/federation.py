@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from jgesr_lightning.aggregators.base import Aggregate
+from jgesr_lightning.likeness import likeness
 from jgesr_lightning.plan import RoundPlan
 from jgesr_lightning.records import RoundRecord, summarise
 from jgesr_lightning.recovery import edge_scores
@@ -109,10 +110,14 @@ class Federation:
         plan, sharding, number = self.plan, self.plan.sharding, state.round + 1
         record = RoundRecord(number)
         chosen = plan.participants(number)
-        losses = self._train(number, chosen, state.models, state.own)
+        start, anchors = self._ends(state)
+        rows = [row for row, client in enumerate(sharding.clients) if client in chosen]
+        losses = self._train(number, rows, start, anchors)
         if self._stopping():
             return None
         with self._watch.part("uplink"):
+            updates = (plan.collector.trained[row] - start[row] for row in rows)
+            record.metrics |= likeness(updates, start.shape[1], start.device, sharding.sum)
             received, mask = plan.uplink(plan.collector.trained, number, sharding.clients)
             finite = sharding.gather(torch.isfinite(received).all(1)).bool()
             present = self._present(chosen, finite, record)
@@ -149,14 +154,19 @@ class Federation:
         record.metrics["loss/train"] = float(losses.nanmean())
         return record, aggregate
 
-    def _train(self, number: int, chosen: Sequence[int], sent: Tensor, own: Tensor | None) -> Tensor:
-        """Let this process's clients of the round train, from their `own` models if given; returns their losses."""
+    @staticmethod
+    def _ends(state: FederationState) -> tuple[Tensor, Tensor | None]:
+        """Return what this process's clients train from, and what their penalties pull to where it is another."""
+        if state.own is None:
+            return state.models, None
+        whole = torch.isfinite(state.own).all(1, keepdim=True)  # who broke takes what the server has
+        return torch.where(whole, state.own, state.models), state.models
+
+    def _train(self, number: int, rows: Sequence[int], start: Tensor, anchors: Tensor | None) -> Tensor:
+        """Let these of this process's clients train from `start`; returns their losses."""
         plan = self.plan
-        clients = plan.sharding.clients
-        start, anchors = sent, None
-        if own is not None:  # a client whose training broke takes what the server has for it
-            start, anchors = torch.where(torch.isfinite(own).all(1, keepdim=True), own, sent), sent
-        plan.fabric.call("on_round_start", round_number=number, sent=start)
+        clients, sent = plan.sharding.clients, start if anchors is None else anchors
+        plan.fabric.call("on_round_start", round_number=number, sent=sent)
 
         def deliver(row: int, model: Tensor) -> None:
             plan.fabric.call("on_client_delivered", row=row, client=clients[row], model=model)
@@ -164,7 +174,6 @@ class Federation:
                 state_dict = plan.collector.state_dict(row)
                 plan.fabric.call("on_client_trained", row=row, client=clients[row], state_dict=state_dict)
 
-        rows = [row for row, client in enumerate(clients) if client in chosen]
         with self._watch.part("train"):
             return plan.engine.train(number, rows, start, deliver, lambda: bool(plan.stop), anchors)
 

@@ -1,0 +1,44 @@
+"""How long the steps are that clients train in a round, and how alike: what there is to share, beside the noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+
+def likeness(
+    updates: Iterable[Tensor], size: int, device: torch.device, reduce: Callable[[Tensor], Tensor]
+) -> dict[str, float]:
+    r"""Return how long and how alike the clients' updates of a round are, before the channel.
+
+    The mean cosine of all pairs of n updates is that of their sum brought to one length,
+    :math:`(\|\sum_k u_k / \|u_k\|\|^2 - n) / (n (n - 1))`: one pass over each, nothing of size K x K x d.
+
+    Args:
+        updates: each (d,), of this process's clients; one that is not finite or zero does not count.
+        size: d.
+        device: where they lie.
+        reduce: sums over the processes that hold the other clients.
+
+    Returns:
+        ``updates/length``: root mean square of their lengths, in the unit of the parameters; beside it stands the
+        length of the channel's noise, its deviation times the root of d. Not a number where there is none.
+        ``updates/cosine``: mean cosine over pairs of clients; not a number where there are fewer than two.
+
+    >>> steps = torch.tensor([[3.0, 0.0], [0.0, 4.0], [-1.0, 0.0]])
+    >>> likeness(steps, 2, steps.device, lambda part: part)["updates/cosine"]
+    -0.3333333333333333
+    """
+    total = torch.zeros(size + 2, dtype=torch.float64, device=device)  # of the units; then the squares, and how many
+    for update in updates:
+        square = update.double().square().sum()
+        counts = torch.isfinite(square) & (square > 0)
+        unit = torch.where(counts, update.double() * torch.where(counts, square, 1).rsqrt(), 0)
+        total += torch.cat([unit, torch.stack([torch.where(counts, square, 0), counts.double()])])
+    total = reduce(total)
+    squares, count = total[-2:].tolist()
+    cosine = (float(total[:-2].square().sum()) - count) / (count * (count - 1)) if count > 1 else math.nan
+    return {"updates/length": math.sqrt(squares / count) if count else math.nan, "updates/cosine": cosine}
