@@ -159,6 +159,15 @@ def label(name: str) -> str:
     return name.rpartition(":")[2]
 
 
+def word(text: str) -> str:
+    """Return a name as part of a run's folder's name.
+
+    >>> word("./mine.py:Mine"), word("jgesr (0.1, tuned)")
+    ('Mine', 'jgesr-0.1-tuned')
+    """
+    return re.sub(r"[^\w.+=-]+", "-", label(text)).strip("-.") or "x"
+
+
 def cause(error: BaseException) -> str:
     """Return an error in one line, with the place in somebody's file where it arose."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen")]

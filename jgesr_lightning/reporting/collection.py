@@ -11,6 +11,7 @@ from pathlib import Path
 import yaml
 
 from jgesr_lightning.config import ConfigError
+from jgesr_lightning.names import label, word
 from jgesr_lightning.reporting.runs import Run, read_summary
 from jgesr_lightning.reporting.sources import UNREADABLE, Folder, damage
 from jgesr_lightning.reporting.stored import stored_runs
@@ -67,7 +68,7 @@ def collect(roots: Iterable[str | Path], drawn: str | None = None) -> Collection
             found = newer
         runs[key] = found
     kept = sorted(runs.values(), key=lambda run: str(run.folder))
-    names = {label: key for label, key in keys.items() if key != label}
+    names = {of: key for of, key in keys.items() if key != of}
     return Collection(kept, notes + _coinciding(kept), list(keys), names)
 
 
@@ -77,8 +78,8 @@ def _found(roots: Iterable[str | Path], notes: list[str], keys: dict[str, str]) 
     for root in map(Path, roots):
         if root.is_file():
             found, methods = stored_runs(root)
-            for label, key in methods.items():
-                keys.setdefault(label, key)
+            for of, key in methods.items():
+                keys.setdefault(of, key)
             yield from found
             continue
         studies: dict[Path, dict[str, str]] = {}  # folder of a study -> name of a method in its file -> label
@@ -89,11 +90,11 @@ def _found(roots: Iterable[str | Path], notes: list[str], keys: dict[str, str]) 
             if isinstance(run, Run):
                 labels = studies[folder.parent]
                 # the longest: jgesr_uniform is no jgesr; between a method and the seed stand the values of a grid
-                name = max((name for name in labels if f"_{name}_" in folder.name), key=len, default=None)
+                name = max((name for name in labels if f"_{word(name)}_" in folder.name), key=len, default=None)
                 labels |= {} if name is None or labels[name] else {name: run.label}
             yield run if isinstance(run, Run) else f"{shown(folder.name)}: {run}"
-        for key, label in ((key, label) for labels in studies.values() for key, label in labels.items() if label):
-            keys.setdefault(label, key)
+        for key, of in ((key, of) for labels in studies.values() for key, of in labels.items() if of):
+            keys.setdefault(of, key if " " in key else label(key))  # of a file's or a module's, the last word
 
 
 def _study_methods(folder: Path) -> list[str]:

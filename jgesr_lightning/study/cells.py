@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -188,8 +187,8 @@ def load_study(name: str | Path, overrides: Sequence[str] = ()) -> tuple[str, li
     known: dict[tuple[str, ...], str] = {}
     for seed, (data, of_data), noise, missing, chosen, (label, of_method) in itertools.product(*axes):
         rate = f"_m{missing}" if several_rates else ""
-        parts = [f"{_word(data)}_s{noise}{rate}", _word(label), *(_word(str(value)) for value in chosen), f"seed{seed}"]
-        cell = "_".join(parts)
+        words = [names.word(text) for text in (data, label, *map(str, chosen))]
+        cell = "_".join([f"{words[0]}_s{noise}{rate}", *words[1:], f"seed{seed}"])
         method = {(key if "." in key else f"aggregator.{key}"): value for key, value in of_method.items()}
         settings = {
             "data.name": written(names.resolve(data, path.parent)),
@@ -351,8 +350,3 @@ def _settings(key: str, values: list[str] | str, places: Mapping[str, str]) -> l
     return [
         written(value, places.get(f"{key}[{at}]", places.get(key, ""))) for at, value in enumerate(_several(values))
     ]
-
-
-def _word(text: str) -> str:
-    """Return a name as part of a folder's."""
-    return re.sub(r"[^\w.+=-]+", "-", names.label(text)).strip("-.") or "x"

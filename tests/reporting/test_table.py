@@ -14,6 +14,7 @@ from jgesr_lightning.reporting.paper import departures
 from jgesr_lightning.reporting.render import all_markdown, csv_text, latex, markdown
 from jgesr_lightning.reporting.table import main
 from jgesr_lightning.reporting.tables import describe, protocol_text, tables_of
+from jgesr_lightning.study import load_study
 from tests.reporting.synthetic import PAPERS, built, make_run
 
 
@@ -377,6 +378,19 @@ def test_the_reference_is_chosen_the_studys_first_or_jgesr(tmp_path):
     assert built([tmp_path.parent])[0][0].reference == "local"  # studies at any depth
     (tmp_path / "study.yaml").write_text("[")
     assert built([tmp_path])[0][0].reference == "jgesr"
+
+
+@pytest.mark.parametrize("name", ["./mine.py:Mine", "mine (tuned, 0.5)", "a/b", "mine"])
+def test_a_method_is_found_by_what_the_study_makes_of_its_name_in_folders(tmp_path, name):
+    (tmp_path / "tiny.yaml").write_text(
+        f"base: mnist_quick\ndata: [synthetic]\nmethods:\n  {name!r}: {{name: fedprox}}\n  local: {{}}\n"
+    )
+    for cell in load_study(tmp_path / "tiny.yaml")[1]:
+        make_run(tmp_path / "tiny", cell.name, 0.5, method=cell.config.aggregator.name, data="synthetic")
+    (tmp_path / "tiny" / "study.yaml").write_text((tmp_path / "tiny.yaml").read_text())
+    (table,), collection = built([tmp_path / "tiny"])
+    assert collection.order == ["fedprox", "local"] and table.reference == "fedprox"
+    assert collection.names == {"fedprox": name.removeprefix("./mine.py:")}
 
 
 def test_the_metric_that_runs_name_leads(tmp_path):
