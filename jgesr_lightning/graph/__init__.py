@@ -21,13 +21,12 @@ mu, rho            weight of the fidelity; inverse step
 
 from jgesr_lightning.graph.filtering import filter_signals
 from jgesr_lightning.graph.gram import cosine_from_gram, distances_from_gram, gram, pairwise_sq_distances
-from jgesr_lightning.graph.laplacian import degrees, laplacian, upper_triangle
+from jgesr_lightning.graph.laplacian import laplacian
 from jgesr_lightning.graph.learning import GraphNotConverged, learn_graph
-from jgesr_lightning.graph.problem import Terms, gradient_graph, gradient_signals, objective, objective_terms
+from jgesr_lightning.graph.problem import gradient_graph, gradient_signals, objective
 from jgesr_lightning.graph.prox import prox_log_degree
 
 __all__ = [
-    "GraphNotConverged", "Terms", "cosine_from_gram", "degrees", "distances_from_gram", "filter_signals",
-    "gradient_graph", "gradient_signals", "gram", "laplacian", "learn_graph", "objective", "objective_terms",
-    "pairwise_sq_distances", "prox_log_degree", "upper_triangle",
+    "GraphNotConverged", "cosine_from_gram", "distances_from_gram", "filter_signals", "gradient_graph",
+    "gradient_signals", "gram", "laplacian", "learn_graph", "objective", "pairwise_sq_distances", "prox_log_degree",
 ]  # fmt: skip

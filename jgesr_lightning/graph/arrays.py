@@ -36,24 +36,19 @@ def as_on_an_accelerator() -> Iterator[None]:
         _everywhere_tensors = before
 
 
-def hidden(tensor: Tensor) -> bool:
-    """Whether a tensor lies on an accelerator, so that to look at it would be to wait."""
-    return tensor.device.type != "cpu" or _everywhere_tensors
+def blind(numbers: Array) -> bool:
+    """Whether numbers lie on an accelerator, so that to look at them would be to wait."""
+    return isinstance(numbers, Tensor) and (numbers.device.type != "cpu" or _everywhere_tensors)
 
 
 def enter(tensor: Tensor) -> Array:
     """Return the numbers of a float64 tensor as they are computed with where it lies."""
-    return tensor.detach() if hidden(tensor) else tensor.detach().numpy()
+    return tensor.detach() if blind(tensor) else tensor.detach().numpy()
 
 
 def leave(array: Array) -> Tensor:
     """Return the tensor of such numbers, on the same memory."""
     return array if isinstance(array, Tensor) else torch.from_numpy(array)
-
-
-def blind(array: Array) -> bool:
-    """Whether looking at these numbers would wait for an accelerator."""
-    return isinstance(array, Tensor)
 
 
 def host(array: Array) -> Any:
@@ -86,27 +81,13 @@ def set_diagonal(array: Array, values: Array | float) -> Array:
 
 
 def solver(matrix: Array) -> Callable[[Array], Array]:
-    """Return x -> ``matrix^-1 x`` of (N, K, K) positive definite, x (N, K, n); not a number where it is not."""
+    """Return x -> ``matrix^-1 x`` of (..., K, K) positive definite, x (..., K, 1); not a number where it is not."""
     if isinstance(matrix, Tensor):
         factor = torch.linalg.cholesky_ex(matrix)[0]
         return lambda right: torch.cholesky_solve(right, factor)
     # LAPACK called one by one: numpy's checks take longer than a small system itself.
-    factors = [factor * math.nan if failed else factor for factor, failed in map(_potrf, matrix)]
+    factors = [f * math.nan if failed else f for f, failed in map(_potrf, matrix.reshape(-1, *matrix.shape[-2:]))]
+    flat, shape = (len(factors), -1), (*matrix.shape[:-1], 1)
     if len(factors) == 1:
-        return lambda right: _potrs(factors[0], right[0])[0][None]
-    return lambda right: np.array([_potrs(f, r)[0] for f, r in zip(factors, right, strict=True)])
-
-
-def repeated(array: Array, times: int) -> Array:
-    """Return each row of an array that many times in a row."""
-    return array.repeat_interleave(times, 0) if isinstance(array, Tensor) else np.repeat(array, times, 0)
-
-
-def all_of(solved: Array | bool, problems: int) -> Array | bool:
-    """Return whether all graphs of each problem are solved, (B,)."""
-    return solved if isinstance(solved, bool) else solved.reshape(problems, -1).all(-1)
-
-
-def per_problem(numbers: Array, problems: int) -> Array:
-    """Return the sums of (N,) numbers over the graphs of each of B problems, (B,)."""
-    return numbers if len(numbers) == problems else numbers.reshape(problems, -1).sum(-1)
+        return lambda right: _potrs(factors[0], right.reshape(-1))[0].reshape(shape)
+    return lambda right: np.stack(list(map(lambda f, r: _potrs(f, r)[0], factors, right.reshape(flat)))).reshape(shape)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from jgesr_lightning.graph.arrays import hidden
+from jgesr_lightning.graph.arrays import blind
 from jgesr_lightning.graph.gram import chunks, work_dtype
 from jgesr_lightning.graph.laplacian import check_models, laplacian
+
+_WIDTH = 1024  # columns that are solved together
 
 
 def filter_signals(
@@ -64,14 +66,25 @@ def filter_signals(
 
 
 def solve_columns(S: Tensor, inverse: Tensor, z: Tensor, right: Tensor, start: Tensor) -> Tensor:
-    """Return psi with ``(diag(z_j) + S) psi_j = right_j`` in every column j, by conjugate gradients from `start`.
+    """Return psi with ``(diag(z_j) + S) psi_j = right_j`` in every column j; the nearest to `start` if there are many.
 
-    What is left out where an entry is missing is of rank one, so that a column with p gaps is solved in p + 1 steps.
     S is a scaled Laplacian and `inverse` that of the system without gaps, (..., K, K); z, zero in gaps, and the others
-    are (..., K, c) float64.
+    are (..., K, c) float64. Columns are solved in groups that fit a core's own cache and have about equally many gaps,
+    which say how many steps it takes.
     """
-    psi = start.clone()
-    residual = right - z * psi - S @ psi
+    psi = torch.empty_like(start)
+    for columns in (z == 0).sum(-2, keepdim=True).argsort(-1).split(_WIDTH, -1):
+        columns = columns.expand(*z.shape[:-1], -1)
+        psi.scatter_(-1, columns, _conjugate_gradients(S, inverse, *(a.gather(-1, columns) for a in (z, right, start))))
+    return psi
+
+
+def _conjugate_gradients(S: Tensor, inverse: Tensor, z: Tensor, right: Tensor, psi: Tensor) -> Tensor:
+    """See `solve_columns`; overwrites psi, from which it starts.
+
+    What is left out where an entry is missing is of rank one, so that with p gaps there are p + 1 steps.
+    """
+    residual = right - torch.matmul(S, psi).addcmul_(z, psi)
     direction = ahead = inverse @ residual
     energy = (residual * ahead).sum(-2, keepdim=True)
     # Below this a residual is the rounding of the terms it is the difference of; following it would lead astray where
@@ -80,13 +93,15 @@ def solve_columns(S: Tensor, inverse: Tensor, z: Tensor, right: Tensor, start: T
     bound = inverse.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]  # on its largest eigenvalue
     goal = (4 * torch.finfo(energy.dtype).eps) ** 2 * bound * terms
     for _ in range(right.shape[-2] + 5):
-        if not hidden(energy) and not bool((energy > goal).any()):
+        going = energy > goal
+        if not blind(energy) and not bool(going.any()):
             break
-        image = z * direction + S @ direction
+        image = torch.matmul(S, direction).addcmul_(z, direction)
         curvature = (direction * image).sum(-2, keepdim=True)
-        size = torch.where((energy > goal) & (curvature > 0), energy / curvature, 0)
-        psi, residual = psi + size * direction, residual - size * image
+        size = torch.where(going & (curvature > 0), energy / curvature, 0)
+        psi.addcmul_(size, direction)
+        residual.addcmul_(size, image, value=-1)
         ahead = inverse @ residual
         new = (residual * ahead).sum(-2, keepdim=True)
-        direction, energy = ahead + torch.where(energy > goal, new / energy, 0) * direction, new
+        direction, energy = torch.addcmul(ahead, torch.where(going, new / energy, 0), direction), new
     return psi

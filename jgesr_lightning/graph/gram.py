@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -16,16 +17,13 @@ _CHUNK_BYTES_CPU = 1 << 22  # a core's own cache holds half of it, in float32; s
 _CHUNK_BYTES_ACCELERATOR = 1 << 26  # few launches, and still far less than the matrix itself
 
 
-def chunks(
-    widths: Sequence[int], rows: int, device: torch.device, columns: int | None = None
-) -> Iterator[tuple[int, slice]]:
+def chunks(widths: Sequence[int], rows: int, device: torch.device) -> Iterator[tuple[int, slice]]:
     """Yield (layer, slice of columns), no chunk crossing from one of the layers, of these `widths`, to the next.
 
-    A chunk has as many columns as make `rows` rows, of all that is touched at once, in float64 handy on the device; or
-    `columns`.
+    A chunk has as many columns as make `rows` rows, of all that is touched at once, in float64 handy on the device.
     """
     size = _CHUNK_BYTES_CPU if device.type == "cpu" else _CHUNK_BYTES_ACCELERATOR
-    most = columns or max(1024, size // (8 * max(1, rows)) // 1024 * 1024)
+    most = max(1024, size // (8 * max(1, rows)) // 1024 * 1024)
     begin = 0
     for layer, width in enumerate(widths):
         for start in range(begin, begin + width, most):
@@ -56,7 +54,7 @@ def column_means(received: Tensor, mask: Tensor, weights: Tensor) -> Tensor:
     return (shares * arrived).sum(-2, keepdim=True) / total.clamp_min(torch.finfo(torch.float64).tiny)
 
 
-def gram(X: Tensor, *, minus: Tensor | None = None, mask: Tensor | None = None, chunk: int | None = None) -> Tensor:
+def gram(X: Tensor, *, minus: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
     r"""Return the Gram matrix of the rows, :math:`(M * (X - R)) (M * (X - R))^\top`.
 
     Products and sums are float64 whatever the type of `X`, and no more than one chunk of columns is ever copied. Where
@@ -67,7 +65,6 @@ def gram(X: Tensor, *, minus: Tensor | None = None, mask: Tensor | None = None, 
         minus: R, (..., K, d) or (d,) or anything that broadcasts to `X`; None: zero. Subtracting what the rows share
             before multiplying is what keeps the digits of their differences.
         mask: M, (..., K, d) bool; entries where it is False count as zero, whatever they hold. None: all count.
-        chunk: columns at a time; None: as fits the device.
 
     Returns:
         (..., K, K) float64, exactly symmetric, on the device of `X`.
@@ -77,7 +74,7 @@ def gram(X: Tensor, *, minus: Tensor | None = None, mask: Tensor | None = None, 
     """
     check_models("X", X)
     total = torch.zeros(*X.shape[:-1], X.shape[-2], dtype=torch.float64, device=X.device)
-    for _, columns in chunks((X.shape[-1],), X.shape[:-1].numel(), X.device, chunk):
+    for _, columns in chunks((X.shape[-1],), X.shape[:-1].numel(), X.device):
         part = X[..., columns].to(torch.float64)
         part = part if minus is None else part - minus[..., columns]
         part = part if mask is None else torch.where(mask[..., columns], part, 0)
@@ -114,7 +111,7 @@ def distances_from_gram(G: Array) -> Array:
 def cosine_from_gram(G: Array) -> Array:
     """Return cosines ``G_mn / sqrt(G_mm G_nn)`` in [-1, 1]: (..., K, K); a zero row has cosine 0, with itself too."""
     norms = positive_part(G.diagonal(0, -2, -1)) ** 0.5
-    inverse = of(G).where(norms > 0, 1 / of(G).where(norms > 0, norms, 1.0), 0.0)
+    inverse = 1 / of(G).where(norms > 0, norms, math.inf)
     return of(G).clip(G * (inverse[..., :, None] * inverse[..., None, :]), -1.0, 1.0)
 
 
@@ -124,11 +121,11 @@ def with_shared(augmented: Tensor) -> Tensor:
     return inner
 
 
-def pairwise_sq_distances(X: Tensor, *, chunk: int | None = None) -> Tensor:
+def pairwise_sq_distances(X: Tensor) -> Tensor:
     r"""Return :math:`D_{mn} = \|x_m - x_n\|^2` of the rows of `X` (..., K, d): (..., K, K) float64.
 
     The rows' mean is taken out before multiplying, so a large part that all share costs no digits.
     """
     check_models("X", X)
-    distances: Tensor = distances_from_gram(gram(X, minus=X.mean(-2, keepdim=True), chunk=chunk))
+    distances: Tensor = distances_from_gram(gram(X, minus=X.mean(-2, keepdim=True)))
     return distances

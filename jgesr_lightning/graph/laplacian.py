@@ -14,19 +14,7 @@ def laplacian(W: Array) -> Array:
     Its adjoint is `distances_from_gram`: ``<laplacian(W), G> = <w, d>`` over edges, with d the squared distances that
     the Gram matrix G holds. The diagonal of `W` is taken for zero.
     """
-    off = set_diagonal(-W, 0.0)
-    return set_diagonal(off, -off.sum(-1))
-
-
-def degrees(W: Tensor) -> Tensor:
-    r"""Return :math:`\deg = W 1`: (..., K)."""
-    return W.sum(-1)
-
-
-def upper_triangle(W: Tensor) -> Tensor:
-    """Return the edges of `W` (..., K, K), row by row above the diagonal: (..., K (K - 1) / 2)."""
-    rows, columns = torch.triu_indices(W.shape[-1], W.shape[-1], offset=1, device=W.device)
-    return W[..., rows, columns]
+    return set_diagonal(-W, W.sum(-1) - W.diagonal(0, -2, -1))
 
 
 def pairs(numbers: Array) -> Array:
@@ -61,13 +49,13 @@ def check_models(name: str, models: object, **others: object) -> None:
 
 
 def symmetric_part(name: str, matrix: Tensor) -> Tensor:
-    """Return that of a (..., K, K) tensor as (N, K, K) float64, diagonal zero; ValueError for another."""
+    """Return that of a (..., K, K) tensor in float64, diagonal zero; ValueError for another."""
     check_tensor(name, matrix)
     if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2]:
         raise ValueError(f"{name} must have shape (..., K, K); got {tuple(matrix.shape)}")
     if matrix.shape[-1] < 2:
         raise ValueError(f"{name}: a graph needs at least 2 nodes; got {matrix.shape[-1]}")
-    given = matrix.detach().to(torch.float64).reshape(-1, *matrix.shape[-2:])
+    given = matrix.detach().to(torch.float64)
     symmetric: Tensor = set_diagonal((given + given.mT) * 0.5, 0.0)
     if not bool(symmetric.isfinite().all()):
         raise ValueError(f"{name} holds values that are not finite")

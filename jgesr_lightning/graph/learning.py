@@ -54,8 +54,7 @@ def learn_graph(
     D = enter(symmetric_part("sq_distances", sq_distances))
     if neighbours is not None:
         with QUIET():
-            found = prox(-neighbour_scale(D, neighbours) * D, 1.0, 0.0, 1.0, careful=True)
-        return leave(found.W * math.sqrt(beta)).reshape(sq_distances.shape)
+            return leave(math.sqrt(beta) * prox(-neighbour_scale(D, neighbours) * D, 1.0, 0.0, 1.0, careful=True).W)
     cost = alpha * D + gamma
     least = set_diagonal(cost * 1, math.inf).min()
     if not least > 0:
@@ -73,11 +72,11 @@ def learn_graph(
             GraphNotConverged,
             stacklevel=2,
         )
-    return leave(W).reshape(sq_distances.shape)
+    return leave(W)
 
 
 def neighbour_scale(D: Array, neighbours: int) -> Array:
-    r"""Return the theta, (N, 1, 1), for which :math:`\mathrm{prox}(-\theta d)` has about that many edges a node.
+    r"""Return the theta, (..., 1, 1), for which :math:`\mathrm{prox}(-\theta d)` has about that many edges a node.
 
     For a node alone, whose distances in order are z and their sums b, k edges are active for theta between
     :math:`1 / \sqrt{k z^2 - b z}` at k + 1 and at k (Kalofolias and Perraudin, "Large scale graph learning from smooth
@@ -88,12 +87,13 @@ def neighbour_scale(D: Array, neighbours: int) -> Array:
     Raises:
         ValueError: `neighbours` is not a number from 1 to K - 1.
     """
-    nodes, given = D.shape[-1], host(D)
+    nodes = D.shape[-1]
+    given = host(D).reshape(-1, nodes, nodes)
     if not 1 <= neighbours < nodes:
         raise ValueError(f"neighbours is {neighbours!r}; it must be from 1 to {nodes - 1}, one less than the clients")
     z = np.sort(set_diagonal(given * 1, math.inf), -1)[..., :-1]
     if nodes == 2:  # one edge at any scale: in units of its own
-        return like(1 / np.where(z[:, :1] > 0, z[:, :1], 1.0), D)
+        return like(1 / np.where(z[:, :1] > 0, z[:, :1], 1.0), D).reshape(*D.shape[:-2], 1, 1)
     apart = z.max((1, 2)) > 0  # or all nodes are equal, and no scale tells them apart
     k = min(neighbours, nodes - 2)
     spread = ((np.arange(1, nodes) * z - z.cumsum(-1)) * z)[..., k - 1 : k + 1]
@@ -109,15 +109,15 @@ def neighbour_scale(D: Array, neighbours: int) -> Array:
         low, high = np.where(count > neighbours, theta, low), np.where(count > neighbours, high, theta)
         between = np.where(low == 0, theta / 2, np.where(high == math.inf, theta * 2, np.sqrt(low * high)))
         theta = np.where(off, between, theta)
-    return like(theta, D)[:, None, None]
+    return like(theta, D).reshape(*D.shape[:-2], 1, 1)
 
 
 def _typical(cost: Array) -> Array:
-    """Return the median cost of an edge, (N, 1, 1)."""
-    edges = cost.shape[-1] * (cost.shape[-1] - 1)  # each twice, before the diagonal
-    ordered = of(cost).sort(set_diagonal(cost * 1, math.inf).reshape(len(cost), -1), -1)
-    ordered = ordered[0] if blind(cost) else ordered
-    return ((ordered[:, edges // 2 - 1] + ordered[:, edges // 2]) / 2)[:, None, None]
+    """Return the (lower) median cost of an edge, (..., 1, 1)."""
+    flat = set_diagonal(cost * 1, math.inf).reshape(*cost.shape[:-2], 1, -1)
+    ordered = flat.sort(-1)[0] if blind(cost) else np.sort(flat, -1)
+    middle = cost.shape[-1] * (cost.shape[-1] - 1) // 2  # edges, each twice, come before the diagonal
+    return ordered[..., middle - 1 : middle]
 
 
 def learn(cost: Array, beta: float, start: Array | None = None, *, careful: bool = False) -> Prox:
@@ -127,9 +127,9 @@ def learn(cost: Array, beta: float, start: Array | None = None, *, careful: bool
     the gradient, and rho falls tenfold a round, which makes convergence superlinear.
 
     Args:
-        cost: c, (N, K, K) symmetric, positive off the diagonal.
+        cost: c, (..., K, K) symmetric, positive off the diagonal.
         beta: weight of the log barrier.
-        start: (N, K, K) graph to start from, such as the solution for neighbouring costs; None: no edges.
+        start: (..., K, K) graph to start from, such as the solution for neighbouring costs; None: no edges.
         careful: look even at an accelerator's numbers, and solve on the host what is not solved there.
     """
     xp, unseen, given = of(cost), blind(cost), (cost, beta, start)

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from jgesr_lightning.graph.arrays import Array, of, per_problem, positive_part, set_diagonal
+from jgesr_lightning.graph.arrays import Array, of, positive_part, set_diagonal
 from jgesr_lightning.graph.gram import pairwise_sq_distances
 from jgesr_lightning.graph.laplacian import check_models, laplacian, pairs
 from jgesr_lightning.graph.learning import learn, neighbour_scale
@@ -48,20 +48,6 @@ class Pull:
     mask: Tensor | None = None
 
 
-class Terms(NamedTuple):
-    """The terms of J, each (...,) float64."""
-
-    fidelity: Array
-    smoothness: Array
-    barrier: Array
-    sparsity: Array
-
-    @property
-    def total(self) -> Array:
-        """J, their sum."""
-        return self.fidelity + self.smoothness + self.barrier + self.sparsity
-
-
 class Stationarity(NamedTuple):
     """How far the optimality conditions of J fail, relative to their terms: 0 where they hold, at most 1. (B,) each.
 
@@ -76,15 +62,15 @@ class Stationarity(NamedTuple):
 
 @dataclass(frozen=True)
 class Problem:
-    """The constants and terms of J. K x K numbers are (N, K, K) arrays, N = B G: B problems with G graphs each.
+    """The constants and terms of J. K x K numbers are (B, G, K, K) arrays: B problems with G graphs each.
 
     Attributes:
         alpha, beta, gamma, mu: weights of smoothness, log barrier, sum of the edges, and fidelity.
         smoothing: "full": models descend along the gradient of J, 2 alpha L Psi. "printed": along alpha L Psi, the
             operator that the paper prints for them, half of what its closed form and its graph step imply.
         ridge: weight of half the squared weights of the edges; see the module.
-        unit: of the graph's own terms, a number or (N, 1, 1).
-        noise: what is taken from the distances before the graph is learnt, a number or (N, K, K); never below zero.
+        unit: of the graph's own terms, a number or (B, G, 1, 1).
+        noise: what is taken from the distances before the graph is learnt, 0.0 or (B, G, K, K); never below zero.
             None: the least distance at the start, the closest pair being taken to differ by noise alone.
         neighbours: about how many edges a node is to have at the start: sets ridge, gamma and unit; see the module.
         pulls: the quadratics in the models.
@@ -108,17 +94,17 @@ class Problem:
         return self.but(pulls=(Pull(received, self.mu * weights.to(received.device, torch.float64), mask),))
 
     def scaled_to(self, D: Array) -> Problem:
-        """Return this problem with what it takes from the distances at the start, (N, K, K)."""
+        """Return this problem with what it takes from the distances at the start, (B, G, K, K)."""
         problem = self
         if self.noise is None:
-            problem = self.but(noise=of(D).amin(set_diagonal(D * 1, math.inf), (-1, -2))[:, None, None] + 0 * D)
+            problem = self.but(noise=of(D).amin(set_diagonal(D * 1, math.inf), (-1, -2), keepdims=True))
         if self.neighbours is None:
             return problem
         theta = neighbour_scale(problem.counted(D), self.neighbours)
         return problem.but(ridge=1.0, gamma=0.0, unit=self.alpha / (self.beta**0.5 * theta))
 
     def operator(self, W: Array) -> Array:
-        """Return S of the gradient's smoothing part S Psi, (N, K, K): 2 alpha L."""
+        """Return S of the gradient's smoothing part S Psi, (B, G, K, K): 2 alpha L."""
         return (2 if self.smoothing == "full" else 1) * self.alpha * laplacian(W)
 
     @staticmethod
@@ -142,40 +128,30 @@ class Problem:
         return D if isinstance(self.noise, float) else set_diagonal(positive_part(D - self.noise), 0.0)
 
     def costs(self, D: Array) -> Array:
-        """Return what an edge's weight costs, (N, K, K), without barrier and ridge, in the graph's unit."""
+        """Return what an edge's weight costs, (B, G, K, K), without barrier and ridge, in the graph's unit."""
         return (self.alpha / self.unit) * self.counted(D) + self.gamma
 
-    def gradient_graph(self, D: Array, W: Array) -> Array:
-        """Return the derivative of J by the weight of each edge, (N, K, K), zero diagonal; in the graph's unit."""
-        return set_diagonal(self.costs(D) + self.ridge * W - pairs(self.beta / W.sum(-1)), 0.0)
+    def balance(self, D: Array, W: Array) -> tuple[Array, Array]:
+        """Return what each edge's weight gains and costs, (B, G, K, K): J's derivative by it is cost less gain."""
+        return pairs(self.beta / W.sum(-1)), self.costs(D) + self.ridge * W
 
     def prox_graph(self, W: Array, D: Array, rho: float | Array, dual: Array | None, *, careful: bool = False) -> Prox:
         r"""Return :math:`\mathrm{prox}_{g/\rho}(w - \frac\alpha\rho d(\Psi))`, g and rho in their unit."""
-        theta = W - self.alpha / (self.unit * rho) * self.counted(D)
-        if self.ridge:
-            theta, rho = theta * (rho / (rho + self.ridge)), rho + self.ridge
-        return prox(theta, self.beta, self.gamma, rho, dual, careful=careful)
+        whole = rho + self.ridge
+        return prox((rho * W - self.costs(D)) / whole, self.beta, 0.0, whole, dual, careful=careful)
 
-    def learnt_graph(self, D: Array, start: Array | None, *, careful: bool = False) -> Prox:
-        """Return the minimiser of J over the graph, for given models; from `start`, where there is one."""
+    def learnt_graph(self, D: Array, start: Array, *, careful: bool = False) -> Prox:
+        """Return the minimiser of J over the graph, for given models; sought from `start`."""
         if self.ridge:
-            return prox(self.costs(D) / -self.ridge, self.beta, 0.0, self.ridge, careful=careful)
+            return self.prox_graph(start, D, 0.0, None, careful=careful)
         return learn(self.costs(D), self.beta, start, careful=careful)
 
-    def terms(self, squares: Sequence[Array], D: Array, W: Array) -> Terms:
-        """Return the terms of J for each graph, (N,); `squares` are ``||M_i * (Psi - T_i)||_{Z_i}^2``, (N,) each."""
-        deg = W.sum(-1)
-        edges = (self.gamma / 2) * deg.sum(-1)
-        if self.ridge:
-            edges = edges + (self.ridge / 4) * (W * W).sum((-1, -2))
-        unit = self.unit if isinstance(self.unit, float) else self.unit[..., 0, 0]
-        smoothness = (self.alpha / 2) * (W * self.counted(D)).sum((-1, -2))
-        return Terms(sum(squares) / 2, smoothness, -unit * self.beta * of(W).log(deg).sum(-1), unit * edges)
-
     def value(self, squares: Sequence[Array], D: Array, W: Array) -> Array:
-        """Return J of each problem, (B,), from ``||M_i * (Psi - T_i)||_{Z_i}^2``, (B,) each, and (N, K, K)."""
-        fidelity, *of_graphs = self.terms(squares, D, W)
-        return fidelity + per_problem(sum(of_graphs), len(fidelity))
+        """Return J of each problem, (B,), from ``||M_i * (Psi - T_i)||_{Z_i}^2``, (B,) each, and (B, G, K, K)."""
+        barrier = self.unit * self.beta * of(W).log(W.sum(-1, keepdims=True))
+        cost = self.costs(D) + self.ridge / 2 * W if self.ridge else self.costs(D)
+        edges = W * (self.unit * cost)  # each twice
+        return (sum(squares) + edges.sum((-1, -2, -3))) / 2 - barrier.sum((-1, -2, -3))
 
     def curvature(self, squares: Sequence[Array], W: Array, change: Array, D_step: Array, D_change: Array) -> Array:
         r"""Return ``s(new) - s(old) - <grad s(old), new - old>`` of :math:`s = f - h`, (B,), without its cancellations.
@@ -185,8 +161,7 @@ class Problem:
 
         from ``||M_i * Delta||_{Z_i}^2``, (B,) each, w, ``w+ - w``, ``d(Delta)`` and ``d(Psi+) - d(Psi)``.
         """
-        of_graphs = (self.alpha / 2) * (W * D_step + change * D_change).sum((-1, -2))
-        return sum(squares) / 2 + per_problem(of_graphs, len(squares[0]))
+        return sum(squares) / 2 + (self.alpha / 2) * (W * D_step + change * D_change).sum((-1, -2, -3))
 
     def stationarity(self, gradient: Array, parts: Array, D: Array, W: Array) -> Stationarity:
         """Return how far (Psi, W) is from a stationary point of J.
@@ -194,7 +169,7 @@ class Problem:
         `gradient` is the squared norm of the gradient by Psi, `parts` the sum of the norms of its parts, (B,) each.
         """
         xp, by_problem = of(W), (len(parts), -1)
-        gain, cost = pairs(self.beta / W.sum(-1)), self.costs(D) + self.ridge * W
+        gain, cost = self.balance(D, W)
         outside = set_diagonal((gain - cost) / (gain + cost), 0.0)
         worst = xp.where(W > 0, 0.0, positive_part(outside)).reshape(by_problem)
         unmet, terms = ((W * part).reshape(by_problem).sum(-1) for part in (abs(cost - gain), cost + gain))
@@ -206,16 +181,7 @@ def objective(
     Psi: Tensor, W: Tensor, received: Tensor, weights: Tensor, mask: Tensor | None,
     alpha: float, beta: float, gamma: float, mu: float,
 ) -> Tensor:  # fmt: skip
-    r"""Return J, (...,) float64: the sum of `objective_terms`, which see."""
-    total: Tensor = objective_terms(Psi, W, received, weights, mask, alpha, beta, gamma, mu).total
-    return total
-
-
-def objective_terms(
-    Psi: Tensor, W: Tensor, received: Tensor, weights: Tensor, mask: Tensor | None,
-    alpha: float, beta: float, gamma: float, mu: float,
-) -> Terms:  # fmt: skip
-    r"""Return the four terms of J.
+    r"""Return J, (...,) float64.
 
     The fidelity is literally :math:`\frac\mu2 \sum_{kj} z_k (M_{kj} \psi_{kj} - x_{kj})^2`: what `received` holds where
     the mask is False counts, as in the paper, where it is noise that no Psi can change. The solvers leave it out, so
@@ -229,8 +195,10 @@ def objective_terms(
         ValueError: an argument of the wrong type or shape, with its name.
     """
     check_models("Psi", Psi, W=W, received=received, weights=weights, mask=mask)
-    squares = _residual(Psi, received, mask).square().sum(-1) * weights.to(Psi.device, torch.float64)
-    return Problem(alpha, beta, gamma, mu).terms([mu * squares.sum(-1)], pairwise_sq_distances(Psi), W.double())
+    squares = (_residual(Psi, received, mask).square().sum(-1) * weights.to(Psi.device, torch.float64)).sum(-1)
+    graphs = (one[..., None, :, :] for one in (pairwise_sq_distances(Psi), W.double()))
+    value: Tensor = Problem(alpha, beta, gamma).value([mu * squares], *graphs)
+    return value
 
 
 def gradient_signals(
@@ -250,7 +218,8 @@ def gradient_graph(Psi: Tensor, W: Tensor, alpha: float, beta: float, gamma: flo
 
     The derivative by an *edge* (both of its entries in W together): (..., K, K) float64, zero diagonal.
     """
-    gradient: Tensor = Problem(alpha, beta, gamma).gradient_graph(pairwise_sq_distances(Psi), W.double())
+    gain, cost = Problem(alpha, beta, gamma).balance(pairwise_sq_distances(Psi), W.double())
+    gradient: Tensor = set_diagonal(cost - gain, 0.0)
     return gradient
 
 

@@ -36,18 +36,18 @@ from jgesr_lightning.graph.prox_extremes import solve_with_care
 
 QUIET = functools.partial(np.errstate, all="ignore")
 _BLIND_STEPS, _STEPS = 7, 14  # from a neighbour's solution one or two are enough nearly always
-_CLOSE, _CLOSER = 0.3, 0.1  # residuals from which a step is corrected once, and thrice
+_CLOSE = 0.3  # residual from which a step is corrected
 _LARGEST, _SPREAD = 8.0, 1e3  # of y, that leave v its digits
 _LARGEST_BLIND = 64.0  # the same, of all but three or four of them
 
 
 class Prox(NamedTuple):
-    """N solved problems.
+    """Solved problems.
 
     Attributes:
-        W: (N, K, K) the minimisers.
-        dual: (N, K) lam.
-        solved: True; of an accelerator's numbers (N,) bool, False where they need care.
+        W: (..., K, K) the minimisers.
+        dual: (..., K) lam.
+        solved: True; of an accelerator's numbers (...,) bool, False where they need care.
         steps: Newton steps taken.
     """
 
@@ -78,8 +78,7 @@ def prox_log_degree(theta: Tensor, beta: float, gamma: float, rho: float) -> Ten
     if not (beta > 0 and rho > 0 and gamma >= 0 and math.isfinite(beta + gamma + rho)):
         raise ValueError(f"beta and rho must be positive, gamma non-negative; got {beta}, {rho}, {gamma}")
     with QUIET():
-        found = prox(enter(symmetric_part("theta", theta)), beta, gamma, rho, careful=True)
-    return leave(found.W).reshape(theta.shape)
+        return leave(prox(enter(symmetric_part("theta", theta)), beta, gamma, rho, careful=True).W)
 
 
 def prox(
@@ -87,9 +86,9 @@ def prox(
 ) -> Prox:
     """Solve a batch; see `prox_log_degree`. To be called inside `QUIET`: what is not finite is not solved.
 
-    `theta` is (N, K, K) symmetric, `rho` a number or (N, 1, 1), `dual` (N, K) a positive start, such as the lam of a
-    neighbouring problem, which changes the steps and not the result. `careful` looks even at an accelerator's numbers,
-    and solves on the host what is not solved there.
+    `theta` is (..., K, K) symmetric, `rho` a number or (..., 1, 1), `dual` (..., K) a positive start, such as the lam
+    of a neighbouring problem, which changes the steps and not the result. `careful` looks even at an accelerator's
+    numbers, and solves on the host what is not solved there.
     """
     root = (beta * rho) ** 0.5
     t = theta * (root / beta)
@@ -99,7 +98,7 @@ def prox(
     start = first_guess(t) if dual is None else dual[..., None] / root
     v, y, solved, steps = _newton(t, start)
     if solved is False:
-        v, y, more = solve_with_care(t, start, first_guess)
+        v, y, more = solve_with_care(t, first_guess)
         solved, steps = True, steps + more
     found = Prox(v * (beta / root), (y * root)[..., 0], solved, steps)
     return looked_after(found, prox, theta, beta, gamma, rho, dual) if careful else found
@@ -114,12 +113,12 @@ def looked_after(found: Prox, solve: Callable[..., Prox], *given: Any) -> Prox:
 
 
 def _newton(t: Array, y: Array) -> tuple[Array, Array, Array | bool, int]:
-    """Return (v, y, solved, steps) of unit problems, from y (N, K, 1); t has a diagonal of -inf."""
+    """Return (v, y, solved, steps) of unit problems, from y (..., K, 1); t has a diagonal of -inf."""
     unseen, close = blind(t), 1e-14 + 2e-16 * t.shape[-1] / 8
     limit = _BLIND_STEPS if unseen else _STEPS
     for steps in range(limit + 1):
-        v = positive_part(t + (y + y.swapaxes(1, 2)))
-        residual = 1 - y * v.sum(-1)[..., None]  # the gradient, times y
+        v = positive_part(t + (y + y.swapaxes(-1, -2)))
+        residual = 1 - y * v.sum(-1, keepdims=True)  # the gradient, times y
         worst = 1.0 if unseen else abs(residual).max()
         if steps == limit or not close < worst < math.inf:
             break
@@ -128,20 +127,21 @@ def _newton(t: Array, y: Array) -> tuple[Array, Array, Array | bool, int]:
         gradient = residual / y
         step = newton(gradient)
         if worst > _CLOSE:
-            decrement = (gradient * step).sum(1)[..., None] ** 0.5
+            decrement = (gradient * step).sum(-2, keepdims=True) ** 0.5
             step = step / (1 + positive_part(1.1 * decrement - 1))
         else:
-            for _ in range(1 if worst > _CLOSER else 3):
+            for _ in range(3):
                 step = newton(gradient + curvature * step * step / (y + step))
         y = y + step
     if not unseen:
         return v, y, bool(worst <= close and 0 < y.max() < min(_LARGEST, _SPREAD * y.min())), steps
-    within = (y > 0) & (y < _LARGEST_BLIND) & (y * _SPREAD > of(y).amax(y, 1)[:, None]) & (abs(residual) <= close)
-    return v, y, within.all(1)[..., 0], steps
+    largest = of(y).amax(y, -2, keepdims=True)
+    within = (y > 0) & (y < _LARGEST_BLIND) & (y * _SPREAD > largest) & (abs(residual) <= close)
+    return v, y, within.all(-2)[..., 0], steps
 
 
 def first_guess(t: Array) -> Array:
-    """Return (N, K, 1) dual variables near the solution of unit problems, most of the active edges right.
+    """Return (..., K, 1) dual variables near the solution of unit problems, most of the active edges right.
 
     Were all y one number, it would solve ``y (b + 2 n y) = 1``, n edges of a node being active and b the sum of their
     t. The first guess takes half of all edges, and the t that are positive; a sweep takes the edges that are active at
@@ -150,7 +150,7 @@ def first_guess(t: Array) -> Array:
     cheapest = positive_part(-of(t).amax(t, -1))[..., None]
     y = _positive_root(positive_part(t).sum(-1)[..., None], t.shape[-1] - 1.0) + 0.5 * cheapest
     for _ in range(2):
-        v = positive_part(t + (y + y.swapaxes(1, 2)))
+        v = positive_part(t + (y + y.swapaxes(-1, -2)))
         slope = 1 + 2 * of(v).sign(v).sum(-1)[..., None]
         swept = _positive_root(v.sum(-1)[..., None] - slope * y, slope)
         y = of(y).where(y > 10, y, swept)  # there the differences would lose their digits

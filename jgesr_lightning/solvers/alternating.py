@@ -31,6 +31,6 @@ class Alternating(Solver):
         psi = models.filter(problem.operator(graph.W))
 
         first = problem.value(models.squares, state.D, graph.W)
-        none, before = state.trace[0]
-        state.trace[0] = none, of(first).where(state.iterations == 0, first, before)
+        there, before = state.trace[0]
+        state.trace[0] = there, of(first).where(state.iterations == 0, first, before)
         return self._settled(models, state, self._moved(models, state, psi, graph), graph, state.reason == RUNNING)

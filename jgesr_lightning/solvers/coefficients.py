@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jgesr_lightning.graph.arrays import Array, enter, leave, like, per_problem, repeated
-from jgesr_lightning.graph.gram import chunks, fill_gaps, self_product
+from jgesr_lightning.graph.arrays import Array, enter, leave, like
+from jgesr_lightning.graph.gram import chunks, fill_gaps, self_product, with_shared
 from jgesr_lightning.graph.problem import Problem
 from jgesr_lightning.solvers.columns import Columns, dtype_of
 
@@ -66,7 +66,7 @@ def common_patterns(mask: Tensor, layers: Sequence[int], least: int) -> Patterns
 
 
 class Coefficients(Columns):
-    """Columns of all layers; iterates are (P, K, rows of B), P blocks in all, each a pattern of gaps and layer.
+    """Columns of all layers; iterates are (B, P, K, rows of B), P blocks in all, each a pattern of gaps and layer.
 
     Args:
         problem: with pulls of shape (B, K, d); B is one where there are patterns.
@@ -84,13 +84,13 @@ class Coefficients(Columns):
         pulls, self._patterns = problem.pulls, patterns
         self._sizes = layers if patterns is None else patterns.sizes
         self._sources = [pull.target for pull in pulls] + ([] if start is None else [start])
-        self._dtype, leading = dtype_of(self._sources[0]), 0 if start is None else len(pulls)
-        self.weights = [enter(pull.weights[None, :, None]) for pull in pulls]
+        self.weights = [enter(pull.weights[:, None]) for pull in pulls]
+        dtype, leading = dtype_of(self._sources[0]), 0 if start is None else len(pulls)
         if patterns is not None:
             # Gathered at once and kept: portions would fetch the same lines of memory again and again.
             older = previous if start is None else start
             older = None if older is None else older[..., patterns.order]
-            self._sources = [source[..., patterns.order].to(self._dtype) for source in self._sources]
+            self._sources = [source[..., patterns.order].to(dtype) for source in self._sources]
             self._members = np.equal.outer(np.arange(len(layers)), patterns.layers).astype(float)
             for i, (pull, source) in enumerate(zip(pulls, self._sources, strict=False)):
                 if pull.mask is not None:
@@ -101,28 +101,28 @@ class Coefficients(Columns):
                         known = None if older is None else older[..., c]
                         source[..., c] = fill_gaps(source[..., c], mask[..., c], pull.weights, known)
         first = self._sources[leading]
-        self._problems, K, size = first.shape
-        rows, device = K * len(self._sources), first.device
-        self._shared = torch.empty(self._problems, 1, size, dtype=self._dtype, device=device)
-        full = torch.zeros(self._problems, len(self._sizes), rows + 1, rows + 1, dtype=torch.float64, device=device)
+        problems, K, size = first.shape
+        rows, widest = K * len(self._sources), max((c.stop - c.start for _, c in self._chunks()), default=0)
+        self._room = [torch.empty(problems, rows + 1, widest, dtype=dtype, device=first.device)]
+        self._shared = self._room[0].new_empty(problems, 1, size)
+        full = torch.zeros(problems, len(self._sizes), rows + 1, rows + 1, dtype=torch.float64, device=first.device)
         for block, columns in self._chunks():
-            torch.mean(first[..., columns].to(self._dtype), -2, keepdim=True, out=self._shared[..., columns])
+            torch.mean(first[..., columns].to(dtype), -2, keepdim=True, out=self._shared[..., columns])
             full[:, block] += self_product(self._rows(columns))
         full = full if reduce is None else reduce(full)
-        full = ((full + full.mT) / 2).flatten(0, 1)
-        self._gram = enter(full[:, :-1, :-1].contiguous())
-        selectors = enter(torch.eye(rows, dtype=torch.float64, device=device).view(-1, 1, K, rows))
-        self._targets = [selectors[i] for i in range(len(pulls))]
-        self._centring = like(torch.eye(K) - 1 / K, selectors)
-        self.psi = repeated(selectors[leading], len(full))
+        full = (full + full.mT) / 2
+        self._gram = enter(full[..., :-1, :-1].contiguous())
+        selectors = torch.eye(rows, dtype=torch.float64, device=first.device).view(-1, K, rows)
+        self._targets = [enter(selectors[i]) for i in range(len(pulls))]
+        self._centring = like(torch.eye(K) - 1 / K, self._gram)
+        self.psi = enter(selectors[leading].expand(*full.shape[:2], -1, -1))
         mine = [*range(leading * K, leading * K + K), rows]
-        norms = (full.diagonal(dim1=-2, dim2=-1) + 2 * full[..., -1])[:, :-1] + full[:, -1:, -1]
-        norms = norms[:, : K * len(pulls)].reshape(self._problems, -1).sum(-1)
-        self.first = self._by_graph(enter(full[:, mine][:, :, mine])), enter(norms)
+        norms = with_shared(full).diagonal(dim1=-2, dim2=-1)[..., : K * len(pulls)].sum((-1, -2))
+        self.first = self._by_graph(enter(full[..., mine, :][..., mine])), enter(norms)
 
     def own(self, numbers: Array) -> Array:
         """See `Columns`."""
-        return numbers if self._patterns is None or len(numbers) == 1 else numbers[self._patterns.layers]
+        return numbers if self._patterns is None or numbers.shape[1] == 1 else numbers[:, self._patterns.layers]
 
     def cast(self, numbers: Array) -> Array:
         """See `Columns`."""
@@ -143,7 +143,7 @@ class Coefficients(Columns):
 
     def squares(self, psi: Array, weights: Array | float = 1.0) -> Array:
         """See `Columns`."""
-        return per_problem((weights * (psi * (psi @ self._gram))).sum((-1, -2)), self._problems)
+        return (weights * (psi * (psi @ self._gram))).sum((-1, -2, -3))
 
     def total(self, measured: list[list[Array]]) -> list[Array]:
         """See `Columns`."""
@@ -156,31 +156,37 @@ class Coefficients(Columns):
         """See `Columns`."""
         self.proposed = base - change
 
-    def models(self) -> Iterator[tuple[slice | Tensor, Tensor]]:
-        """See `Columns`; reads the data a second time."""
-        # The shared row goes last: small terms are summed first, and the result is rounded once.
-        padded = torch.nn.functional.pad(leave(self.psi), (0, 1), value=1.0).to(self._dtype)
-        blocks = padded.view(self._problems, -1, *padded.shape[-2:])
+    def release(self) -> None:
+        """See `Columns`; the data are read a second time."""
+        self.before = self.proposed = None
+
+    def write(self, out: Tensor) -> None:
+        """See `Columns`."""
+        into, coefficients = out if self._patterns is None else self._sources[0], leave(self.psi).to(self._shared.dtype)
         for block, c in self._chunks():
-            models = blocks[:, block] @ self._rows(c)
-            if self._patterns is None:
-                yield c, models
-            else:
-                self._sources[0][..., c] = models
+            # The shared row goes last: small terms are summed first, and the result is rounded once.
+            target = into[..., c] if into.dtype == coefficients.dtype else None
+            models = torch.baddbmm(self._shared[..., c], coefficients[:, block], self._rows(c)[:, :-1], out=target)
+            if target is None:
+                into[..., c] = models
         if self._patterns is not None:
-            yield self._patterns.order, self._sources[0]
+            out[..., self._patterns.order] = into.to(out.dtype)
 
     def _chunks(self) -> Iterator[tuple[int, slice]]:
         rows = 2 * sum(source.shape[:-1].numel() for source in self._sources)
         return chunks(self._sizes, rows, self._sources[0].device)
 
     def _rows(self, columns: slice) -> Tensor:
-        """Return the rows of B less the shared row, and that row last."""
-        shared = self._shared[..., columns]
-        return torch.cat([*(source[..., columns].to(self._dtype) - shared for source in self._sources), shared], -2)
+        """Return the rows of B less the shared row, and that row last, (B, rows + 1, c), until the next call."""
+        shared, room = self._shared[..., columns], self._room[0][..., : columns.stop - columns.start]
+        for source, rows in zip(self._sources, room.split(self._sources[0].shape[1], 1), strict=False):
+            torch.sub(source[..., columns], shared, out=rows)
+        room[:, -1:] = shared
+        return room
 
     def _by_graph(self, matrices: Array) -> Array:
-        """Sum over the blocks of each graph, (P, ., .) to (N, ., .)."""
-        if self._patterns is not None:
-            return (self._members @ matrices.reshape(len(matrices), -1)).reshape(-1, *matrices.shape[1:])
-        return matrices
+        """Sum over the blocks of each graph, (B, P, ., .) to (B, G, ., .)."""
+        if self._patterns is None:
+            return matrices
+        flat = matrices.reshape(*matrices.shape[:2], -1)
+        return (self._members @ flat).reshape(len(flat), -1, *matrices.shape[2:])

@@ -9,7 +9,7 @@ arrived: operations with a mask of bools take eight times as long as others.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ COPIES = 4  # of its columns that a step works on: two iterates, what arrived, a
 
 
 class Columns:
-    """Columns of one layer, few enough for the cache, of B problems with G graphs each, N = B G.
+    """Columns of one layer, few enough for the cache, of B problems with G graphs each.
 
     Args:
         problem: with pulls of shape (B, K, d).
@@ -76,8 +76,8 @@ class Columns:
         self.first = self_product(torch.cat([self.psi, self._shared], -2)), (1.0, norms.sqrt())
 
     def own(self, numbers: Array) -> Array:
-        """Return each iterate's own of (N, ...), one a graph."""
-        own = numbers[self.layer[0] :: self.layer[1]]
+        """Return each iterate's own of (B, G, ...), or of (B, 1, ...)."""
+        own = numbers[:, self.layer[0] % numbers.shape[1]]
         return own if len(own) > 1 else own[0]
 
     def cast(self, numbers: Array) -> Any:
@@ -104,40 +104,36 @@ class Columns:
         return weights, torch.linalg.vector_norm(psi, dim=-1, keepdim=True, dtype=self.accuracy)
 
     def total(self, measured: list[list[Any]]) -> list[Array] | None:
-        """Return the sums, (B,) and (N, K, K), of what columns of this form and layer measured one after another.
+        """Return the sums, (B,) and (B, G, K, K), of what columns of this form and layer measured one after another.
 
         None where single precision cannot hold them. Summed for each alone, they would take a fifth of a step.
         """
-        sums, fits, (layer, layers) = [], True, self.layer
+        sums, (layer, layers) = [], self.layer
         for each in zip(*measured, strict=True):
             if isinstance(each[0], tuple):
-                raw = torch.stack([norms for _, norms in each])
+                raw, least = torch.stack([norms for _, norms in each]), -1.0
                 own = held = (each[0][0] * raw.double().square_()).sum((0, -1, -2)).reshape(-1)
             else:
-                raw = each[0].clone()
-                for more in each[1:]:
-                    raw += more
-                own = raw.double().reshape(-1, *raw.shape[-2:])
+                raw, least = torch.stack(each).sum(0), TINY
+                own = raw.double().reshape(-1, 1, *raw.shape[-2:])
                 held = own.diagonal(dim1=-2, dim2=-1)
-                fits = fits and (raw.dtype != torch.float32 or float(held.min()) > TINY)
-                if layers > 1:
-                    grams = own.new_zeros(len(own), layers, *own.shape[1:])
-                    grams[:, layer] = own
-                    own = grams.flatten(0, 1)
-            fits = fits and (raw.dtype != torch.float32 or float(held.max()) < torch.inf)
+                own = torch.nn.functional.pad(own, (0, 0, 0, 0, layer, layers - 1 - layer))
+            if raw.dtype == torch.float32 and not (float(held.min()) > least and float(held.max()) < torch.inf):
+                return None
             sums.append(enter(own))
-        return sums if fits else None
+        return sums
 
     def solve(self, S: Array, inverse: Array) -> Any:
         """Return the minimiser of ``sum_i ||M_i * (Psi - T_i)||_{Z_i}^2 + tr(Psi' S Psi)``, see `solve_columns`.
 
-        `S` and `inverse` of ``sum_i Z_i + S`` are (N, K, K).
+        `S` and `inverse` of ``sum_i Z_i + S`` are (B, G, K, K).
         """
-        psi, pulls = leave(self.psi).double(), zip(self.weights, self.masks(), self.away(0 * self.psi), strict=True)
-        terms = [(leave(weight * mask) + 0 * psi, leave(-weight * away) + 0 * psi) for weight, mask, away in pulls]
-        z, right = (torch.stack(each).sum(0) for each in zip(*terms, strict=True))
-        own = leave(self.own(S)), leave(self.own(inverse))
-        return self.cast(enter(solve_columns(*own, z, right, psi)))
+        psi = leave(self.psi).double()
+        z, right = torch.zeros_like(psi), torch.zeros_like(psi)
+        for weight, mask, away in zip(self.weights, self.masks(), self.away(0 * self.psi), strict=True):
+            z += leave(weight * mask)
+            right -= leave(weight * away)
+        return self.cast(enter(solve_columns(leave(self.own(S)), leave(self.own(inverse)), z, right, psi)))
 
     def room(self) -> Any:
         """Return memory for the next iterate, perhaps that of the one before it; or None."""
@@ -148,22 +144,22 @@ class Columns:
         self.proposed = torch.sub(base, change, out=self.room())
 
     def accept(self, which: Array | None) -> None:
-        """Make the proposed iterate the current one: of all problems, or of those of `which`, (N,) bool."""
+        """Make the proposed iterate the current one: of all problems, or of those of `which`, (B,) bool."""
         before, psi, self.proposed = self.psi, self.proposed, None
         if which is not None:
-            chosen, where = self.cast(self.own(which[:, None, None])) > 0, of(psi).where
+            chosen, where = self.cast(which.reshape(-1, *[1] * (psi.ndim - 1))) > 0, of(psi).where
             before = where(chosen, before, before if self.before is None else self.before)
             psi = where(chosen, psi, self.psi)
         self.before, self.psi = before, psi
 
     def release(self) -> None:
-        """Let go of all but the current iterate; `models` alone is called then."""
+        """Let go of all but the current iterate; `write` alone is called then."""
         self.before = self.proposed = None
         self._room, self._targets, self._away = [], [], torch.empty(0)
 
-    def models(self) -> Iterator[tuple[slice | Tensor, Tensor]]:
-        """Yield which columns, and Psi in them."""
-        yield self._columns, self.psi + self._shared
+    def write(self, out: Tensor) -> None:
+        """Write Psi to its columns of `out`, (B, K, d)."""
+        out[..., self._columns] = (self.psi + self._shared).to(out.dtype)
 
 
 def dtype_of(models: Tensor) -> torch.dtype:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from jgesr_lightning.graph.arrays import Array, enter, hidden, leave, per_problem
+from jgesr_lightning.graph.arrays import Array, blind, enter, leave
 from jgesr_lightning.graph.gram import BLOCK, chunks, cosine_from_gram, distances_from_gram, with_shared
 from jgesr_lightning.graph.problem import Problem
 from jgesr_lightning.solvers.coefficients import Coefficients, Reduce, common_patterns
@@ -23,12 +23,12 @@ _COVERED = 2 / 3  # of all columns from which it is done: copies of many others 
 
 
 class Sums(NamedTuple):
-    """What one proposed step did, of B problems with G graphs each, N = B G.
+    """What one proposed step did, of B problems with G graphs each.
 
     Attributes:
         squares: ``||M_i * (Psi+ - T_i)||_{Z_i}^2`` of each of the problem's pulls, (B,) each.
         step: ||Psi+ - Psi||_F^2, (B,).
-        gram: Gram matrices of Psi+ less a row that all share, (N, K, K).
+        gram: Gram matrices of Psi+ less a row that all share, (B, G, K, K).
         step_squares, step_gram: ``||M_i * (Psi+ - Psi)||_{Z_i}^2`` and those of Psi+ - Psi, where asked for.
     """
 
@@ -76,7 +76,7 @@ class Models:
             self._groups, self._reduce = [[Coefficients(self.problem, layers, *given, reduce=reduce)]], None
             return
         rest = None
-        if self.problems == 1 and (least is not None or not hidden(masks[0])):
+        if self.problems == 1 and (least is not None or not blind(masks[0])):
             patterns = common_patterns(
                 torch.cat(masks), layers, least or max(_LEAST, _LEAST_PER_CLIENT * self._clients)
             )
@@ -103,17 +103,16 @@ class Models:
             self._groups[-1].append(part)
 
     def start(self) -> tuple[Array, Array]:
-        """Return the cosines of the rows of Psi_0, and D(Psi_0), (N, K, K)."""
+        """Return the cosines of the rows of Psi_0, and D(Psi_0), (B, G, K, K)."""
         gram, norms, *self.squares = self._summed(lambda p: [*p.first, *_fidelity(p, p.away(p.psi))])
         inner = with_shared(gram)
-        total = gram.sum((-1, -2)) * 0 + inner.diagonal(0, -2, -1).sum(-1)
-        self.size = norms + per_problem(total, self.problems)
-        return cosine_from_gram(inner), distances_from_gram(gram[:, :-1, :-1])
+        self.size = norms + gram.sum((-1, -2, -3)) * 0 + inner.diagonal(0, -2, -1).sum((-1, -2))
+        return cosine_from_gram(inner), distances_from_gram(gram[..., :-1, :-1])
 
     def propose(self, S: Array, step: Array, momentum: Array | None = None, details: bool = False) -> Sums:
         """Compute Psi+ = Y - step (sum_i Z_i M_i * (Y - T_i) + S Y) at Y = Psi + momentum (Psi - Psi_before).
 
-        `S` is (N, K, K); `step` and `momentum` are (N, 1, 1), the same for all graphs of a problem.
+        `S` is (B, G, K, K); `step` and `momentum` are (B, 1, 1, 1).
         """
         across: dict[Any, Any] = {}  # step S and step Z_i, as each form holds them
 
@@ -149,7 +148,7 @@ class Models:
         return self._sums(filtered)
 
     def accept(self, which: Array | None = None) -> None:
-        """Make the proposed iterate the current one: of all problems, or of those of `which`, (N,) bool."""
+        """Make the proposed iterate the current one: of all problems, or of those of `which`, (B,) bool."""
         for part in chain(*self._groups):
             part.accept(which)
 
@@ -171,10 +170,8 @@ class Models:
         for part in parts:
             part.release()
         result = torch.empty_like(self._like, memory_format=torch.contiguous_format)
-        out = result.view(self.problems, *result.shape[-2:])
         while parts:  # and let go of each
-            for columns, models in parts.pop().models():
-                out[..., columns] = models.to(out.dtype)
+            parts.pop().write(result.view(self.problems, *result.shape[-2:]))
         return result
 
     def _sums(self, measure: Callable[[Columns], list[Array]]) -> Sums:

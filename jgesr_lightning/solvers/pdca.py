@@ -18,11 +18,11 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jgesr_lightning.graph.arrays import Array, of, per_problem, positive_part, repeated
+from jgesr_lightning.graph.arrays import Array, of, positive_part
 from jgesr_lightning.graph.gram import distances_from_gram
 from jgesr_lightning.graph.problem import Problem
 from jgesr_lightning.solvers.models import Models, Sums
-from jgesr_lightning.solvers.solver import DIVERGED, Solver, State
+from jgesr_lightning.solvers.solver import DIVERGED, Solver, State, over
 
 _ABSURD = 1e4  # a step this many times longer than all the data together: the iteration is on its way to infinity
 _MAX_DOUBLINGS = 100
@@ -53,9 +53,7 @@ class PDCA(Solver):
     def step(self, models: Models, state: State, *, careful: bool = False) -> State:
         """Return the next iterates; see `Solver`."""
         problem, details = models.problem, self.backtracking or self.accelerated
-        rho, theta = _spread(state.rho, state.W), None
-        if self.accelerated:
-            theta = _spread(_theta(state.inertia), state.W)
+        rho, theta = over(state.rho), over(_theta(state.inertia)) if self.accelerated else None
         # The two lines of Algorithm 1; extrapolated or not.
         psi = models.propose(problem.operator(state.W_ahead), 1 / rho, theta, details)
         graph = problem.prox_graph(state.W_ahead, state.D_ahead, rho, state.dual, careful=careful)
@@ -75,7 +73,7 @@ class PDCA(Solver):
     def _extrapolated(old: State, new: State, D_step: Array) -> State:
         """Return a state whose next step is taken from Psi + theta (Psi - Psi_before), and w likewise."""
         inertia = of(D_step).where(new.iterations % _RESTART_EVERY == 0, 1.0, _following(old.inertia))
-        theta = _spread(_theta(inertia), D_step)
+        theta = over(_theta(inertia))
         # The parallelogram identity.
         D = (1 + theta) * new.D - theta * old.D + theta * (1 + theta) * D_step
         return new._replace(inertia=inertia, W_ahead=new.W + theta * (new.W - old.W), D_ahead=positive_part(D))
@@ -89,13 +87,14 @@ class PDCA(Solver):
         """
         change = new.W - old.W
         curvature = problem.curvature(psi.step_squares or [], old.W, change, D_step, new.D - old.D)
-        squares = per_problem((problem.unit * change * change).sum((-1, -2)) / 2, len(psi.step))
+        squares = (problem.unit * change * change).sum((-1, -2, -3)) / 2
         return curvature <= old.rho / 2 * (psi.step + squares)
 
     def _refused(self, state: State, which: Array) -> State:
         """Extrapolation starts again from nothing; a step is halved, or there is no going on."""
         xp, ahead = of(state.W), state.inertia > 1
-        restarted, halved, again = which & ahead, which & ~ahead, _spread(which & ahead, state.W)
+        restarted, halved = which & ahead, which & ~ahead
+        again = over(restarted)
         state = state._replace(
             W_ahead=xp.where(again, state.W, state.W_ahead), D_ahead=xp.where(again, state.D, state.D_ahead),
             inertia=xp.where(restarted, 1.0, state.inertia), restarts=state.restarts + restarted,
@@ -112,9 +111,3 @@ def _following(inertia: Array) -> Array:
 
 def _theta(inertia: Array) -> Array:
     return (inertia - 1) / _following(inertia)
-
-
-def _spread(numbers: Array, graphs: Array) -> Array:
-    """Give each graph what is its problem's, (B,) to (N, 1, 1)."""
-    times = len(graphs) // len(numbers)
-    return (numbers if times == 1 else repeated(numbers, times))[:, None, None]

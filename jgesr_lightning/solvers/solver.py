@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from jgesr_lightning.graph.arrays import Array, all_of, blind, host, of, positive_part, repeated, set_diagonal
+from jgesr_lightning.graph.arrays import Array, blind, host, of, positive_part, set_diagonal
 from jgesr_lightning.graph.gram import distances_from_gram
 from jgesr_lightning.graph.problem import Stationarity
 from jgesr_lightning.graph.prox import QUIET, Prox
@@ -64,16 +64,16 @@ class Solution:
 
 
 class State(NamedTuple):
-    """The iterates of B problems with G graphs each, N = B G, and what their next steps start from.
+    """The iterates of B problems with G graphs each, and what their next steps start from.
 
     Attributes:
-        W, D: graphs and squared distances of the models, (N, K, K).
+        W, D: graphs and squared distances of the models, (B, G, K, K).
         W_ahead, D_ahead: the same where the next step is taken from; others under extrapolation.
-        dual: (N, K) of the last prox, or None before the first.
+        dual: (B, G, K) of the last prox, or None before the first.
         inertia, rho, value, step_norm: Nesterov's t, inverse step, J and ||Psi+ - Psi||_F, (B,).
         reason: (B,) see `RUNNING`; a problem of which it is another stands still.
         iterations, backtracks, restarts: (B,) counts.
-        trace: counts of steps and J then, (B,) each, of every step tried; the same list all along.
+        trace: whether a step was taken, and J after it, (B,) each, of every step tried; the same list all along.
         newton_steps: of all prox evaluations.
     """
 
@@ -124,7 +124,7 @@ class Solver(ABC):
             if not np.isfinite(host(models.size)).all():
                 raise ValueError("received holds values that are not finite, or whose squares are not")
             while True:
-                reasons, xp = host(state.reason), of(state.W)
+                reasons, xp = host(state.reason).tolist(), of(state.W)
                 if CARE in reasons:
                     state = state._replace(reason=xp.where(state.reason == CARE, RUNNING, state.reason))
                     state = self.step(models, state, careful=True)
@@ -147,7 +147,7 @@ class Solver(ABC):
         none = of(W).where(zeros > 0, 1, 0)
         return State(
             W, D, W, D, None, zeros + 1, zeros + getattr(self, "rho", math.nan), value, zeros + math.inf,
-            none + RUNNING, none, none, none, [(none, value)],
+            none + RUNNING, none, none, none, [(none == none, value)],
         )  # fmt: skip
 
     @abstractmethod
@@ -155,10 +155,9 @@ class Solver(ABC):
         """Return the next iterates; the same ones of a problem whose step is refused, or that has a reason to stop."""
 
     def _moved(self, models: Models, state: State, proposed: Sums, graph: Prox) -> State:
-        """Return the state at the proposed models and a graph, and note J there."""
+        """Return the state at the proposed models and a graph."""
         xp, D, iterations = of(state.W), distances_from_gram(proposed.gram), state.iterations + 1
         value, step_norm = models.problem.value(proposed.squares, D, graph.W), proposed.step**0.5
-        state.trace.append((iterations, value))
         reason = xp.where(iterations >= self.max_iter, MAX_ITER, RUNNING)
         if self.stop == "step":
             reason = xp.where(step_norm < self.eps, CONVERGED, reason)
@@ -173,8 +172,9 @@ class Solver(ABC):
         Where the prox needs care the step is neither: the problem waits for it. Others have it refused.
         """
         xp, running = of(state.W), state.reason == RUNNING
-        judged = running & all_of(graph.solved, len(running))
+        judged = running if isinstance(graph.solved, bool) else running & graph.solved.all(-1)
         accepted = judged & good
+        state.trace.append((accepted, new.value))
         if not blind(accepted) and accepted.all():
             models.accept()
             return new
@@ -182,13 +182,12 @@ class Solver(ABC):
         old = self._refused(waiting, judged & ~good)
         if not blind(accepted) and not accepted.any():
             return old
-        models.accept(repeated(accepted, len(state.W) // len(accepted)))
+        models.accept(accepted)
 
         def chosen(value: Any, other: Any) -> Any:
             if value is other or other is None or isinstance(value, int):
                 return value
-            mine = repeated(accepted, len(value) // len(accepted))
-            return xp.where(mine.reshape(-1, *[1] * (value.ndim - 1)), value, other)
+            return xp.where(over(accepted, value.ndim), value, other)
 
         return State(*map(chosen, new, old))
 
@@ -198,15 +197,13 @@ class Solver(ABC):
 
     def _solutions(self, models: Models, state: State, seconds: float) -> tuple[Solution, ...]:
         reasons = host(state.reason).tolist()
-        steps, values = (host(of(state.W).stack(each)) for each in zip(*state.trace, strict=True))
-        graphs = host(state.W).reshape(models.problems, -1, *state.W.shape[-2:])
-        left = _stationarity(models, state)
+        taken, values = (host(of(state.W).stack(each, 1)) for each in zip(*state.trace, strict=True))
+        graphs, left = host(state.W), _stationarity(models, state)
         columns = (state.iterations, state.step_norm, state.rho, state.backtracks, state.restarts, *left)
         solutions = []
         for b, row in enumerate(zip(*(host(column).tolist() for column in columns), strict=True)):
             iterations, step_norm, rho, backtracks, restarts, *failures = row
-            last = dict(zip(steps[:, b].tolist(), values[:, b].tolist(), strict=True))  # tried of each count
-            J = [last[step] for step in range(iterations + 1)]
+            J = values[b][taken[b]].tolist()
             rose = any(after > before + _ROUNDING * max(1.0, abs(before)) for before, after in pairwise(J))
             reason, failed = REASONS[reasons[b]], (failures[0], failures[1])
             solutions.append(
@@ -216,6 +213,11 @@ class Solver(ABC):
                 )
             )  # fmt: skip
         return tuple(solutions)
+
+
+def over(numbers: Array, ndim: int = 4) -> Array:
+    """Return what is each problem's, (B,), beside what is each graph's."""
+    return numbers.reshape(-1, *[1] * (ndim - 1))
 
 
 def _stationarity(models: Models, state: State) -> Stationarity:

@@ -220,8 +220,8 @@ def bench_masked(clients: int, size: int, device: torch.device, repeats: int, na
     other, third, out = received.clone(), received.clone(), torch.empty_like(received)
     floor = median(lambda: torch.addcmul(received, other, third, out=out), device, repeats)
     against = "torch.addcmul(A, B, C, out=D): three arrays read, one written"
-    smooth = enter(torch.from_numpy(0.01 * (clients * np.eye(clients) - 1)[None]).to(device))
-    whole = enter(torch.ones(1, 1, 1, dtype=torch.float64, device=device))
+    smooth = enter(torch.from_numpy(0.01 * (clients * np.eye(clients) - 1)[None, None]).to(device))
+    whole = enter(torch.ones(1, 1, 1, 1, dtype=torch.float64, device=device))
     for rate in (0.05, 0.1, 0.3):
         mask = (torch.rand(received.shape, generator=torch.Generator().manual_seed(1)) > rate).to(device)
 
@@ -245,7 +245,7 @@ def bench_masked(clients: int, size: int, device: torch.device, repeats: int, na
         ends = median(lambda h=held: h().result(), device, max(1, repeats // 5))
         row(f"{what}: start and result, once an aggregation", against, ends, floor, "")
     square = received[:, :25_600].contiguous()  # in the cache: what the arithmetic of the products alone takes
-    into, S = torch.empty_like(square), leave(smooth)[0].to(square.dtype)
+    into, S = torch.empty_like(square), leave(smooth)[0, 0].to(square.dtype)
 
     def products() -> None:
         torch.mm(S, square, out=into)
@@ -261,8 +261,8 @@ def bench_many_masked(clients: int, size: int, repeats: int) -> None:
     mask = torch.rand(received.shape, generator=torch.Generator().manual_seed(1)) > 0.1
     models = Models(Problem().pulled(received, weights, mask))
     models.start()
-    S, one = 0.01 * (clients * np.eye(clients) - 1)[None], np.ones((1, 1, 1))
-    dense, out = torch.from_numpy(S[0]).float(), torch.empty_like(received)
+    S, one = 0.01 * (clients * np.eye(clients) - 1)[None, None], np.ones((1, 1, 1, 1))
+    dense, out = torch.from_numpy(S[0, 0]).float(), torch.empty_like(received)
 
     def products() -> None:
         torch.mm(dense, received, out=out)

@@ -5,7 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from jgesr_lightning.graph import degrees
+
+def degrees(W: Tensor) -> Tensor:
+    r"""Return :math:`\deg = W 1`: (..., K)."""
+    return W.sum(-1)
+
+
+def upper_triangle(W: Tensor) -> Tensor:
+    """Return the edges of `W` (..., K, K), row by row above the diagonal: (..., K (K - 1) / 2)."""
+    rows, columns = torch.triu_indices(W.shape[-1], W.shape[-1], offset=1, device=W.device)
+    return W[..., rows, columns]
 
 
 def degrees_adjoint(lam: Tensor) -> Tensor:

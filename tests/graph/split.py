@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from jgesr_lightning.graph import laplacian, objective_terms, pairwise_sq_distances, upper_triangle
+from jgesr_lightning.graph import laplacian, objective, pairwise_sq_distances
+from tests.graph.algebra import upper_triangle
 
 
 def smoothness(Psi: Tensor, W: Tensor) -> Tensor:
@@ -41,13 +42,15 @@ def difference_of_convex(
     .. math:: f = \text{fidelity} + \tfrac\alpha2 \|w + d\|^2, \quad
               g = -\beta \sum \log \deg + \gamma 1^\top w + [w \ge 0], \quad h = \tfrac\alpha2 (\|w\|^2 + \|d\|^2)
 
-    See `objective_terms` for the arguments.
+    See `objective` for the arguments.
     """
-    terms = objective_terms(Psi, W, received, weights, mask, alpha, beta, gamma, mu)
+    given = Psi, W, received, weights, mask
+    fidelity = objective(*given, 0.0, 0.0, 0.0, mu)
+    barrier, sparsity = objective(*given, 0.0, beta, 0.0, 0.0), objective(*given, 0.0, 0.0, gamma, 0.0)
     w, d = upper_triangle(W.to(torch.float64)), upper_triangle(pairwise_sq_distances(Psi))
     outside = torch.where((w < 0).any(-1), torch.inf, 0.0)
     return Split(
-        smooth=terms.fidelity + alpha / 2 * (w + d).square().sum(-1),
-        nonsmooth=terms.barrier + terms.sparsity + outside,
+        smooth=fidelity + alpha / 2 * (w + d).square().sum(-1),
+        nonsmooth=barrier + sparsity + outside,
         concave=alpha / 2 * (w.square().sum(-1) + d.square().sum(-1)),
     )

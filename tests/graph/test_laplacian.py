@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from jgesr_lightning.graph import degrees, distances_from_gram, gram, laplacian, upper_triangle
-from tests.graph.algebra import degrees_adjoint, from_upper_triangle, normalized_adjacency
+from jgesr_lightning.graph import distances_from_gram, gram, laplacian
+from tests.graph.algebra import degrees, degrees_adjoint, from_upper_triangle, normalized_adjacency, upper_triangle
 
 
 def random_graph(*shape: int) -> torch.Tensor:

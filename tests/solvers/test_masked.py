@@ -119,19 +119,19 @@ def test_squares_beyond_single_precision(scale) -> None:
         assert PDCA(max_iter=3, eps=0.0).solve(signals)[0].iterations == 3
 
 
-@pytest.mark.parametrize("momentum", [None, np.full((1, 1, 1), 0.5)])
+@pytest.mark.parametrize("momentum", [None, np.full((1, 1, 1, 1), 0.5)])
 @pytest.mark.parametrize("scale", [1.0, 1e-21, 1e19])
 def test_a_step_in_many_parts_and_single_precision_is_that_of_one_in_double(scale, momentum, monkeypatch) -> None:
     received, z = federation()
     mask, S, one = (
         gaps(received),
-        0.01 * laplacian(torch.ones(1, len(z), len(z), dtype=torch.float64)).numpy(),
-        np.ones((1, 1, 1)),
+        0.01 * laplacian(torch.ones(1, 1, len(z), len(z), dtype=torch.float64)).numpy(),
+        np.ones((1, 1, 1, 1)),
     )
     single = posed((received * scale).float(), z, mask)
     whole = Models(posed(single.pulls[0].target.double(), z, mask), least=NONE)
-    cut = models.chunks
-    monkeypatch.setattr(models, "chunks", lambda widths, rows, device: cut(widths, rows, device, 32))
+    pieces = [(0, slice(start, min(start + 32, 300))) for start in range(0, 300, 32)]
+    monkeypatch.setattr(models, "chunks", lambda *_: iter(pieces))
     many = Models(single, least=NONE)
     for each in (whole, many):
         each.start()

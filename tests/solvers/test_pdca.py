@@ -192,7 +192,7 @@ def test_init_step_result_are_solve() -> None:
         values.append(float(state.value[0]))
     assert state.reason != 0
     assert values == whole.objective
-    np.testing.assert_array_equal(state.W, whole.graphs)
+    np.testing.assert_array_equal(state.W[0], whole.graphs)
 
 
 def test_values_that_are_not_finite_are_an_error() -> None:
