@@ -8,9 +8,8 @@ decide something does so on the host only: `blind` numbers are computed with and
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,23 +21,13 @@ Array = Any
 """A float64 numpy array, or a float64 tensor on an accelerator."""
 
 _potrf, _potrs = get_lapack_funcs(("potrf", "potrs"))
-_everywhere_tensors = False
-
-
-@contextlib.contextmanager
-def as_on_an_accelerator() -> Iterator[None]:
-    """Treat the CPU as an accelerator for a while: K x K numbers are tensors, and nothing is looked at; for tests."""
-    global _everywhere_tensors
-    before, _everywhere_tensors = _everywhere_tensors, True
-    try:
-        yield
-    finally:
-        _everywhere_tensors = before
+tensors_everywhere = False
+"""Whether the CPU counts as an accelerator: K x K numbers are tensors, and nothing is looked at; set by tests."""
 
 
 def blind(numbers: Array) -> bool:
     """Whether numbers lie on an accelerator, so that to look at them would be to wait."""
-    return isinstance(numbers, Tensor) and (numbers.device.type != "cpu" or _everywhere_tensors)
+    return isinstance(numbers, Tensor) and (numbers.device.type != "cpu" or tensors_everywhere)
 
 
 def enter(tensor: Tensor) -> Array:

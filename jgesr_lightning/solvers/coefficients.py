@@ -103,8 +103,8 @@ class Coefficients(Columns):
         first = self._sources[leading]
         problems, K, size = first.shape
         rows, widest = K * len(self._sources), max((c.stop - c.start for _, c in self._chunks()), default=0)
-        self._room = [torch.empty(problems, rows + 1, widest, dtype=dtype, device=first.device)]
-        self._shared = self._room[0].new_empty(problems, 1, size)
+        self._basis = torch.empty(problems, rows + 1, widest, dtype=dtype, device=first.device)
+        self._shared = self._basis.new_empty(problems, 1, size)
         full = torch.zeros(problems, len(self._sizes), rows + 1, rows + 1, dtype=torch.float64, device=first.device)
         for block, columns in self._chunks():
             torch.mean(first[..., columns].to(dtype), -2, keepdim=True, out=self._shared[..., columns])
@@ -156,12 +156,8 @@ class Coefficients(Columns):
         """See `Columns`."""
         self.proposed = base - change
 
-    def release(self) -> None:
-        """See `Columns`; the data are read a second time."""
-        self.before = self.proposed = None
-
     def write(self, out: Tensor) -> None:
-        """See `Columns`."""
+        """See `Columns`; reads the data a second time."""
         into, coefficients = out if self._patterns is None else self._sources[0], leave(self.psi).to(self._shared.dtype)
         for block, c in self._chunks():
             # The shared row goes last: small terms are summed first, and the result is rounded once.
@@ -178,11 +174,11 @@ class Coefficients(Columns):
 
     def _rows(self, columns: slice) -> Tensor:
         """Return the rows of B less the shared row, and that row last, (B, rows + 1, c), until the next call."""
-        shared, room = self._shared[..., columns], self._room[0][..., : columns.stop - columns.start]
-        for source, rows in zip(self._sources, room.split(self._sources[0].shape[1], 1), strict=False):
+        shared, basis = self._shared[..., columns], self._basis[..., : columns.stop - columns.start]
+        for source, rows in zip(self._sources, basis.split(self._sources[0].shape[1], 1), strict=False):
             torch.sub(source[..., columns], shared, out=rows)
-        room[:, -1:] = shared
-        return room
+        basis[:, -1:] = shared
+        return basis
 
     def _by_graph(self, matrices: Array) -> Array:
         """Sum over the blocks of each graph, (B, P, ., .) to (B, G, ., .)."""

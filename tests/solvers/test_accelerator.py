@@ -3,18 +3,25 @@
 Under FakeTensorMode a tensor of device "cuda" has no values: to look at one, or to mix devices, is an error.
 """
 
+from unittest import mock
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from jgesr_lightning.aggregators import build_aggregator
-from jgesr_lightning.graph import filter_signals, learn_graph, pairwise_sq_distances, prox_log_degree
-from jgesr_lightning.graph.arrays import as_on_an_accelerator, blind
+from jgesr_lightning.graph import arrays, filter_signals, learn_graph, pairwise_sq_distances, prox_log_degree
+from jgesr_lightning.graph.arrays import blind
 from jgesr_lightning.graph.problem import Problem
 from jgesr_lightning.solvers import PDCA, Alternating, Models
 
 CLIENTS, LAYERS = 8, (140, 20, 0, 140)
 SIZE = sum(LAYERS)
+
+
+def as_on_an_accelerator():
+    """Treat the CPU as an accelerator for a while."""
+    return mock.patch.object(arrays, "tensors_everywhere", True)
 
 
 def some_round(seed=0, clients=CLIENTS):
