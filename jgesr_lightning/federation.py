@@ -165,8 +165,8 @@ class Federation:
     def _train(self, number: int, rows: Sequence[int], start: Tensor, anchors: Tensor | None) -> Tensor:
         """Let these of this process's clients train from `start`; returns their losses."""
         plan = self.plan
-        clients, sent = plan.sharding.clients, start if anchors is None else anchors
-        plan.fabric.call("on_round_start", round_number=number, sent=sent)
+        clients = plan.sharding.clients
+        plan.fabric.call("on_round_start", round_number=number, sent=start)
 
         def deliver(row: int, model: Tensor) -> None:
             plan.fabric.call("on_client_delivered", row=row, client=clients[row], model=model)

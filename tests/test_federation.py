@@ -432,6 +432,24 @@ def test_training_from_the_clients_own_models():
     torch.testing.assert_close(sent["own"], trained["cloud"])  # one round in, both servers have sent the same
 
 
+def test_those_who_sit_out_keep_what_they_trained_last_where_training_starts_from_that():
+    federation = small_federation(method="fedamp", noise=0.5, rounds=4, participation=0.5)
+    state, last = federation.fresh_state(), federation.plan.initial.expand(4, -1).clone()
+    collector, train = federation.plan.collector, federation.plan.engine.train
+
+    def watched(number, rows, begin, *rest):
+        assert torch.equal(begin, last)
+        losses = train(number, rows, begin, *rest)
+        absent = [k for k in range(4) if k not in federation.plan.participants(number)]
+        assert len(absent) == 2 and torch.equal(collector.trained[absent], last[absent])
+        last.copy_(collector.trained)
+        return losses
+
+    federation.plan.engine.train = watched
+    federation.run(state)
+    assert len(state.records) == 5 and torch.equal(state.own, last)
+
+
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 @pytest.mark.parametrize("missing_rate", [0.0, 0.3])
 def test_clients_that_keep_their_own_clean_models_see_nothing_of_the_channel(participation, missing_rate):
