@@ -69,7 +69,8 @@ def test_what_was_not_kept_is_refused(averaged, tmp_path, capsys):
         (["predict", "{run}", "--client", "4", "x.png"], "clients 0 to 3"),
         (["predict", "{run}", "--client", "-1", "x.png"], "client is -1"),
         (["predict", "{run}", "--client", "0", "x.png"], "x.png cannot be read"),
-        (["predict", "{run}", "--client", "0", "x.mp3"], "x.mp3 is none of"),
+        (["predict", "{run}", "--client", "0", "x.mp3"], "there is no file or folder x.mp3"),
+        (["predict", "{run}", "--client", "0", "{run}/config.yaml"], "config.yaml is none of"),
         (["evaluate", "{run}", "--what", "sent"], "what is 'sent'"),
     ],
 )
