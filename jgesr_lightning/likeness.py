@@ -32,13 +32,15 @@ def likeness(
     >>> likeness(steps, 2, steps.device, lambda part: part)["updates/cosine"]
     -0.3333333333333333
     """
-    total = torch.zeros(size + 2, dtype=torch.float64, device=device)  # of the units; then the squares, and how many
+    units = torch.zeros(size, dtype=torch.float64, device=device)
+    counted = torch.zeros(2, dtype=torch.float64, device=device)  # squares of the lengths, and how many
     for update in updates:
-        square = update.double().square().sum()
+        step = update.double()
+        square = step.square().sum()
         counts = torch.isfinite(square) & (square > 0)
-        unit = torch.where(counts, update.double() * torch.where(counts, square, 1).rsqrt(), 0)
-        total += torch.cat([unit, torch.stack([torch.where(counts, square, 0), counts.double()])])
-    total = reduce(total)
-    squares, count = total[-2:].tolist()
-    cosine = (float(total[:-2].square().sum()) - count) / (count * (count - 1)) if count > 1 else math.nan
+        units += torch.where(counts, step * torch.where(counts, square, 1).rsqrt(), 0)
+        counted += torch.where(counts, torch.stack([square, torch.ones_like(square)]), 0)
+    together = reduce(torch.cat([units, counted]))
+    units, (squares, count) = together[:-2], together[-2:].tolist()
+    cosine = (float(units.square().sum()) - count) / (count * (count - 1)) if count > 1 else math.nan
     return {"updates/length": math.sqrt(squares / count) if count else math.nan, "updates/cosine": cosine}
