@@ -443,7 +443,7 @@ def _finish(figure: Figure, axes: Axes, title: str) -> None:
     axes.grid(True, color="#DDDDDD", linewidth=0.5)
     axes.set_axisbelow(True)
     handles, labels = axes.get_legend_handles_labels()
-    if len(handles) > 1:
+    if handles:
         # in the order in which the lines end, best on top: the legend can then be read beside the lines
         ends = [_last(line) for line in handles]
         ranked = sorted(range(len(handles)), key=lambda place: -ends[place])

@@ -111,3 +111,8 @@ def test_nothing_is_left_behind():
     gc.collect()
     assert not [thing for thing in gc.get_objects() if type(thing).__name__ == "Figure"]
     assert dict(mpl.rcParams) == before
+
+
+def test_one_line_alone_is_named_too():
+    figure = plots.accuracy_per_round([Series("jgesr", [0, 1], [0.1, 0.9])], "received accuracy (%)")
+    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["jgesr"]
