@@ -12,6 +12,7 @@ from jgesr_lightning.aggregators.base import Aggregate, Upload, complete
 from jgesr_lightning.aggregators.geometry import sq_distances
 from jgesr_lightning.aggregators.learned_graph import LearnedGraph, edges
 from jgesr_lightning.graph import filter_signals, gradient_signals, learn_graph
+from jgesr_lightning.graph.arrays import host
 from jgesr_lightning.graph.gram import chunks
 from jgesr_lightning.graph.problem import Problem, Stationarity
 from jgesr_lightning.graph.prox import QUIET
@@ -35,18 +36,20 @@ class GraphFilter(LearnedGraph):
 
     def aggregate(self, upload: Upload) -> Aggregate:
         """Return the filtered models and the learnt graph."""
-        constants = self.posed(upload, 0.0)
         models = upload.received if upload.mask is None else complete(upload)
         aim, distances = self.aimed(upload), sq_distances(models, upload.reduce)
         counted = self._freed(distances, self.noise(upload)) if aim is None else aim.distances[0]
-        graph = learn_graph(counted, constants.alpha, constants.beta, constants.gamma, neighbours=constants.neighbours)
+        problem = self.posed(upload, (distances - counted)[None].numpy(), aim)
+        extra = problem.surcharge
+        costly = counted if isinstance(extra, float) else counted + torch.as_tensor(host(extra)[0]) / self.alpha
+        graph = learn_graph(costly, self.alpha, self.beta, self.gamma, neighbours=problem.neighbours)
         z = self.weights(upload)
-        smooth = filter_signals(models, graph, z, constants.alpha, constants.mu, mask=upload.mask, start=models)
+        smooth = filter_signals(models, graph, z, self.alpha, self.mu, mask=upload.mask, start=models)
         if upload.mask is not None:
             smooth = torch.where(upload.mask.any(0), smooth, models)
-        problem = self.posed(upload, (distances - counted)[None].numpy())
         left = self._stationarity(problem, distances, models, smooth, graph, upload)
         info = {"edges": edges(graph), "fidelity": self.fidelity}
+        info |= {} if self.grouping is None else self.grouping.info()
         info |= {f"stationarity_{block}": float(failure[0]) for block, failure in left._asdict().items()}
         return self.with_own(Aggregate(smooth, graph, info), upload, graph[None], None)
 

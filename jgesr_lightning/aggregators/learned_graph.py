@@ -22,6 +22,7 @@ from jgesr_lightning.aggregators.distances import (
     snr_weights,
     widths_of,
 )
+from jgesr_lightning.aggregators.groups import Grouping
 from jgesr_lightning.checks import number, one_of, whole
 from jgesr_lightning.graph import distances_from_gram
 from jgesr_lightning.graph.arrays import enter
@@ -76,6 +77,9 @@ class LearnedGraph(Aggregator):
         memory: share of the former rounds in the distances, from 0 (this round's alone) to below 1: an exponential
             average, before anything below zero is cut, in which the noise of rounds averages out.
         own: "received", or "clean": see `own_parts`.
+        groups: share, from 0 to 1, of what tells pairs of clients' updates apart that groups have to explain before the
+            graph is confined to them, see `groups.partition`; a grouping stands until another explains as much. Where
+            none does, all are one group: with a small `mu` they then get one model, as from FedAvg. None: no groups.
 
     The solvers learn the graph anew from what they have smoothed. Where what is compared is not the models as they are,
     the excess of the uploads' distances over those at the start is taken from the distances throughout, as noise is.
@@ -99,6 +103,7 @@ class LearnedGraph(Aggregator):
     layer_weights: str = "columns"
     memory: float = 0.0
     own: str = "received"
+    groups: float | None = None
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -120,7 +125,13 @@ class LearnedGraph(Aggregator):
         if not self.memory < 1:
             raise ValueError(f"memory is {self.memory!r}; it must be below 1, or nothing new is ever seen")
         one_of("own", self.own, OWNS)
+        if self.groups is not None:
+            number("groups", self.groups, at_least=0, at_most=1)
+            number("alpha", self.alpha, above=0)
+            if self.neighbours is not None:
+                raise ValueError("neighbours and groups both say who is joined; leave one of them null")
         self.former: Tensor | None = None
+        self.grouping = None if self.groups is None else Grouping(self.groups)
         self.problem = Problem(self.alpha, self.beta, self.gamma, self.mu, neighbours=self.neighbours)
 
     def client_terms(self, proximal_mu: float | None = None) -> tuple[Regulariser, ...]:
@@ -136,8 +147,9 @@ class LearnedGraph(Aggregator):
         return noise_of_pairs(noise_shares(upload, layers))
 
     def state(self) -> dict[str, Any]:
-        """Return the distances of former rounds, where they are remembered."""
-        return {} if self.former is None else {"distances": self.former}
+        """Return the distances of former rounds, where they are remembered, and the groups with what they rest on."""
+        state: dict[str, Any] = {} if self.former is None else {"distances": self.former}
+        return state | ({} if self.grouping is None else {"grouping": self.grouping.state()})
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore `state`; ValueError for what are no distances."""
@@ -145,13 +157,17 @@ class LearnedGraph(Aggregator):
         if former is not None and not (isinstance(former, Tensor) and former.ndim == 3):
             raise ValueError("the distances of former rounds must be (layers, clients, clients)")
         self.former = None if former is None else former.to("cpu", torch.float64)
+        if self.grouping is not None and "grouping" in state:
+            self.grouping.load_state(state["grouping"])
 
     def aimed(self, upload: Upload, layers: Sequence[int] | None = None) -> Aim | None:
         """Return the distances that the graph is learnt from at the start; None: those of the models as they are.
 
-        Where they are remembered, this round's are from now on.
+        Where they are remembered, this round's are from now on; and where there may be groups, these are found anew.
         """
-        if (self.distances, self.layer_weights, self.memory) == ("models", "columns", 0):
+        if self.grouping is not None:
+            self.grouping.follow(upload)
+        if self.groups is None and (self.distances, self.layer_weights, self.memory) == ("models", "columns", 0):
             return None
         by_snr = self.layer_weights == "snr"
         parts = upload.layers if by_snr else layers
@@ -171,13 +187,20 @@ class LearnedGraph(Aggregator):
         everyone = torch.eye(aim.shape[-1], dtype=torch.bool)
         if self.noise_correction == "estimated":
             aim = aim - aim.masked_fill(everyone, torch.inf).amin((-1, -2), keepdim=True)
-        return Aim(aim.clamp_min(0).masked_fill(everyone, 0), plain)
+        aim = aim.clamp_min(0).masked_fill(everyone, 0)
+        if self.grouping is not None:
+            aim = self.grouping.pooled(aim, upload.clients)
+        return Aim(aim, plain)
 
-    def posed(self, upload: Upload, noise: Any) -> Problem:
-        """Return the problem of this round, in which nobody can have more neighbours than there are."""
+    def posed(self, upload: Upload, noise: Any, aim: Aim | None = None) -> Problem:
+        """Return the problem of this round: nobody can have more neighbours than there are, groups stay apart."""
         wanted = self.problem.neighbours
         few = None if wanted is None else min(wanted, len(upload.clients) - 1)
-        return self.problem.but(noise=noise, neighbours=few)
+        problem = self.problem.but(noise=noise, neighbours=few)
+        if self.grouping is None or aim is None:
+            return problem
+        surcharge = self.grouping.surcharge(self.alpha * aim.distances + self.gamma, upload.clients)
+        return problem if surcharge is None else problem.but(surcharge=enter(surcharge.to(upload.received.device)))
 
     def weights(self, upload: Upload) -> Tensor:
         """Return the diagonal of Z, (P,) float64 on the device of what arrived."""
@@ -280,7 +303,7 @@ class JointlySolved(LearnedGraph):
         else:
             plain = products(upload, "models", layers) if aim.plain is None else aim.plain
             noise = (distances_from_gram(plain) - aim.distances).to(upload.received.device)
-        problem = self.posed(upload, enter(noise) if isinstance(noise, Tensor) else noise)
+        problem = self.posed(upload, enter(noise) if isinstance(noise, Tensor) else noise, aim)
         models = Models(
             problem.pulled(upload.received, self.weights(upload), upload.mask),
             layers,
@@ -291,6 +314,7 @@ class JointlySolved(LearnedGraph):
         (solution,) = self.solver().solve(models)
         graphs = torch.from_numpy(solution.graphs)
         info = {**{name: getattr(self, name) for name in self.repeated}, **described(solution)}
+        info |= {} if self.grouping is None else self.grouping.info()
         if layers is None:
             return self.with_own(Aggregate(models.result(), graphs[0], info), upload, graphs, layers)
         graph = mean_graph(graphs, layers, upload)

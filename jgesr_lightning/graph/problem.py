@@ -73,6 +73,8 @@ class Problem:
         noise: what is taken from the distances before the graph is learnt, 0.0 or (B, G, K, K); never below zero.
             None: the least distance at the start, the closest pair being taken to differ by noise alone.
         neighbours: about how many edges a node is to have at the start: sets ridge, gamma and unit; see the module.
+        surcharge: what an edge costs beyond its distance and gamma, in the graph's unit: 0.0 or (B, G, K, K). One that
+            has to pay is not there at the start.
         pulls: the quadratics in the models.
     """
 
@@ -85,6 +87,7 @@ class Problem:
     unit: float | Array = 1.0
     noise: float | Array | None = 0.0
     neighbours: int | None = None
+    surcharge: float | Array = 0.0
     pulls: tuple[Pull, ...] = ()
 
     but = replace  # this problem with some of its parts replaced
@@ -129,7 +132,13 @@ class Problem:
 
     def costs(self, D: Array) -> Array:
         """Return what an edge's weight costs, (B, G, K, K), without barrier and ridge, in the graph's unit."""
-        return (self.alpha / self.unit) * self.counted(D) + self.gamma
+        cost = (self.alpha / self.unit) * self.counted(D) + self.gamma
+        return cost if isinstance(self.surcharge, float) else cost + self.surcharge
+
+    def first_graph(self, cosines: Array) -> Array:
+        """Return where the graph starts, (B, G, K, K): max(0, cosine similarity), as printed."""
+        W = set_diagonal(positive_part(cosines), 0.0)
+        return W if isinstance(self.surcharge, float) else W * (self.surcharge == 0)
 
     def balance(self, D: Array, W: Array) -> tuple[Array, Array]:
         """Return what each edge's weight gains and costs, (B, G, K, K): J's derivative by it is cost less gain."""

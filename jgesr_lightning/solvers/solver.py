@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from jgesr_lightning.graph.arrays import Array, blind, host, of, positive_part, set_diagonal
+from jgesr_lightning.graph.arrays import Array, blind, host, of
 from jgesr_lightning.graph.gram import distances_from_gram
 from jgesr_lightning.graph.problem import Stationarity
 from jgesr_lightning.graph.prox import QUIET, Prox
@@ -141,7 +141,7 @@ class Solver(ABC):
     def init(self, models: Models) -> State:
         """Return the start: Psi_0, and w_0 = max(0, cosine similarity of its rows)."""
         cosines, D = models.start()
-        W = set_diagonal(positive_part(cosines), 0.0)
+        W = models.problem.first_graph(cosines)
         models.problem = models.problem.scaled_to(D)
         value, zeros = models.problem.value(models.squares, D, W), 0 * models.size
         none = of(W).where(zeros > 0, 1, 0)

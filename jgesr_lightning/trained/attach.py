@@ -140,7 +140,7 @@ def _alone(aggregator: Aggregator) -> str:
     """Return why a newcomer cannot be joined to a method's graph, or an empty string."""
     if not isinstance(aggregator, LearnedGraph):
         return f"{aggregator.name} learns no graph to join"
-    usual = {"neighbours": None, "distances": "models", "layer_weights": "columns"}
+    usual = {"neighbours": None, "groups": None, "distances": "models", "layer_weights": "columns"}
     other = [f"{key}={getattr(aggregator, key)}" for key, value in usual.items() if getattr(aggregator, key) != value]
     if other:
         return (

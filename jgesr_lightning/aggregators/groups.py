@@ -1,0 +1,148 @@
+"""Groups of clients that train alike: found in what their updates have in common, or not found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.cluster import hierarchy
+from torch import Tensor
+
+from jgesr_lightning.aggregators.base import Upload
+from jgesr_lightning.aggregators.distances import products
+
+ROUNDS = 5
+"""Updates of so many rounds come before the first grouping: first steps from one model tell the labels apart."""
+APART = 1e6
+"""An edge between groups costs that many times what others do: none, in effect, for those who have others."""
+
+
+class Grouping:
+    """The groups of K clients, found anew each round from the updates of all rounds so far.
+
+    All are one group until some grouping explains more than `threshold` of what tells pairs apart (see `partition`),
+    and that grouping stands until another does.
+
+    Args:
+        threshold: from 0 to 1.
+
+    Attributes:
+        groups: (K,) int64, the group of each client.
+        products: (K, K) float64, scalar products of the updates, added up over the rounds in which both took part.
+        rounds: (K, K) float64, how many rounds these are.
+        explained: by the grouping that explains most, whether or not it was taken.
+    """
+
+    def __init__(self, threshold: float) -> None:
+        self.threshold, self.explained = threshold, 0.0
+        self.groups = torch.zeros(0, dtype=torch.int64)
+        self.products = self.rounds = torch.zeros(0, 0, dtype=torch.float64)
+
+    def follow(self, upload: Upload) -> None:
+        """Take in a round's updates; ValueError where `previous` is missing, or for another number of clients."""
+        if not len(self.groups):
+            self.groups = torch.zeros(upload.num_clients, dtype=torch.int64)
+            self.products, self.rounds = torch.zeros(2, *2 * [upload.num_clients], dtype=torch.float64)
+        if len(self.groups) != upload.num_clients:
+            raise ValueError(f"the groups are those of {len(self.groups)} clients, not {upload.num_clients}")
+        if upload.previous is None:
+            raise ValueError("groups needs `previous`, which updates are counted from")
+        at = (upload.clients[:, None], upload.clients)
+        self.products, self.rounds = self.products.clone(), self.rounds.clone()
+        self.products[at] += products(upload, "updates", None)[0]
+        self.rounds[at] += 1
+        found, self.explained = partition(self.likeness())
+        if self.explained > self.threshold and float(self.rounds.max()) >= ROUNDS:
+            self.groups = found
+
+    def likeness(self) -> Tensor:
+        """Return the cosines of the clients' updates, those of all rounds put end to end; (K, K).
+
+        A pair that never met is NaN, a client that never moved like nobody. What noise there is on what arrived is in
+        the lengths, which takes all cosines nearer to zero alike.
+        """
+        mean = self.products / self.rounds
+        lengths = mean.diagonal().sqrt()
+        scale = lengths[:, None] * lengths
+        return torch.where(scale == 0, 0.0, mean / scale)
+
+    def pooled(self, distances: Tensor, clients: Tensor) -> Tensor:
+        """Return squared distances (G, P, P) of which the groups leave two: the mean within, and the mean across."""
+        groups = self.groups[clients]
+        within, itself = groups[:, None] == groups, torch.eye(len(groups), dtype=torch.bool)
+        result = torch.zeros_like(distances)
+        for pairs in (within & ~itself, ~within):
+            if bool(pairs.any()):
+                result[:, pairs] = distances[:, pairs].mean(-1, keepdim=True)
+        return result
+
+    def surcharge(self, costs: Tensor, clients: Tensor) -> Tensor | None:
+        """Return what edges between groups cost more than `costs` (G, P, P), or None where all are of one group."""
+        groups = self.groups[clients]
+        across = groups[:, None] != groups
+        if not bool(across.any()):
+            return None
+        mean = costs.mean((-1, -2), keepdim=True)
+        return APART * torch.where(mean > 0, mean, 1) * across
+
+    def info(self) -> dict[str, Any]:
+        """Return what there is to report."""
+        groups = self.groups.tolist()
+        return {"groups": groups, "num_groups": len(set(groups)), "groups_explain": self.explained}
+
+    def state(self) -> dict[str, Any]:
+        """Return what the next round goes on from."""
+        return {"groups": self.groups, "products": self.products, "rounds": self.rounds}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restore `state`; ValueError for what is none."""
+        clients = len(state["groups"])
+        if any(tuple(state[key].shape) != (clients, clients) for key in ("products", "rounds")):
+            raise ValueError(f"the updates of {clients} grouped clients must be ({clients}, {clients})")
+        self.groups, self.products, self.rounds = (state[key] for key in ("groups", "products", "rounds"))
+
+
+def partition(likeness: Tensor) -> tuple[Tensor, float]:
+    r"""Return the groups that explain the likenesses best, and how much of them they explain.
+
+    Groups explain as much as the model "one likeness within groups, another across" does: with c the likeness of pair e
+    and :math:`\bar c_e` the mean of its kind, within or across,
+
+    .. math:: R^2 = 1 - \frac{\sum_e (c_e - \bar c_e)^2}{\sum_e (c_e - \bar c)^2}, \qquad
+              \bar R^2 = 1 - (1 - R^2) \frac{n - 1}{n - K - 1}
+
+    over the n pairs; the second, adjusted for as many choices as there are clients (Ezekiel 1930), is what counts.
+    Of noise alone little more than a tenth is explained. The groups tried are those of average linkage (Sokal and
+    Michener 1958) that have three members or more on average.
+
+    Args:
+        likeness: (K, K) symmetric; NaN where not known, which counts as the mean. The diagonal is not read.
+
+    Returns:
+        The group of each client, (K,) int64, numbered in the order of their first members; and adjusted R^2, at most 1;
+        all in group 0 and 0.0 where nothing can be told: fewer than four clients, or all alike.
+    """
+    count = len(likeness)
+    one = torch.zeros(count, dtype=torch.int64)
+    pairs = count * (count - 1) // 2
+    if pairs <= count + 1:
+        return one, 0.0
+    matrix = likeness.to("cpu", torch.float64).numpy()
+    upper = np.triu_indices(count, 1)
+    found = matrix[upper]
+    if np.isnan(found).all():
+        return one, 0.0
+    found = np.where(np.isnan(found), np.nanmean(found), found)
+    spread = np.square(found - found.mean()).sum()
+    if not spread > 1e-20 * pairs:
+        return one, 0.0
+    tree = hierarchy.linkage(found.max() - found, "average")
+    best, explained = one, 0.0
+    for labels in hierarchy.cut_tree(tree, n_clusters=range(2, count // 3 + 1)).T:
+        within = (labels[:, None] == labels)[upper]
+        means = np.where(within, found[within].mean(), found[~within].mean())
+        share = 1 - float(np.square(found - means).sum() / spread)
+        if share > explained:
+            best, explained = torch.from_numpy(labels.astype(np.int64)), share
+    return best, 1 - (1 - explained) * (pairs - 1) / (pairs - count - 1)
