@@ -12,7 +12,6 @@ from jgesr_lightning.aggregators.base import Aggregate, Upload, complete
 from jgesr_lightning.aggregators.geometry import sq_distances
 from jgesr_lightning.aggregators.learned_graph import LearnedGraph, edges
 from jgesr_lightning.graph import filter_signals, gradient_signals, learn_graph
-from jgesr_lightning.graph.arrays import host
 from jgesr_lightning.graph.gram import chunks
 from jgesr_lightning.graph.problem import Problem, Stationarity
 from jgesr_lightning.graph.prox import QUIET
@@ -41,7 +40,7 @@ class GraphFilter(LearnedGraph):
         counted = self._freed(distances, self.noise(upload)) if aim is None else aim.distances[0]
         problem = self.posed(upload, (distances - counted)[None].numpy(), aim)
         extra = problem.surcharge
-        costly = counted if isinstance(extra, float) else counted + torch.as_tensor(host(extra)[0]) / self.alpha
+        costly = counted if isinstance(extra, float) else counted + torch.from_numpy(extra[0]) / self.alpha
         graph = learn_graph(costly, self.alpha, self.beta, self.gamma, neighbours=problem.neighbours)
         z = self.weights(upload)
         smooth = filter_signals(models, graph, z, self.alpha, self.mu, mask=upload.mask, start=models)

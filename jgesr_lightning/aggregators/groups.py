@@ -16,6 +16,7 @@ ROUNDS = 5
 """Updates of so many rounds come before the first grouping: first steps from one model tell the labels apart."""
 APART = 1e6
 """An edge between groups costs that many times what others do: none, in effect, for those who have others."""
+KEPT = ("groups", "products", "squares", "rounds")
 
 
 class Grouping:
@@ -24,12 +25,16 @@ class Grouping:
     All are one group until some grouping explains more than `threshold` of what tells pairs apart (see `partition`),
     and that grouping stands until another does.
 
+    Under ``own="clean"`` what the server counts an update from is off by the channel's noise on the client's own part,
+    its `self_weight`. As with the noise on what arrived, that is in updates' lengths and hardly in their products.
+
     Args:
         threshold: from 0 to 1.
 
     Attributes:
         groups: (K,) int64, the group of each client.
         products: (K, K) float64, scalar products of the updates, added up over the rounds in which both took part.
+        squares: (K, K) float64, squared lengths of each row's updates, added up over the same rounds.
         rounds: (K, K) float64, how many rounds these are.
         explained: by the grouping that explains most, whether or not it was taken.
     """
@@ -37,35 +42,37 @@ class Grouping:
     def __init__(self, threshold: float) -> None:
         self.threshold, self.explained = threshold, 0.0
         self.groups = torch.zeros(0, dtype=torch.int64)
-        self.products = self.rounds = torch.zeros(0, 0, dtype=torch.float64)
+        self.products = self.squares = self.rounds = torch.zeros(0, 0, dtype=torch.float64)
 
     def follow(self, upload: Upload) -> None:
         """Take in a round's updates; ValueError where `previous` is missing, or for another number of clients."""
         if not len(self.groups):
             self.groups = torch.zeros(upload.num_clients, dtype=torch.int64)
-            self.products, self.rounds = torch.zeros(2, *2 * [upload.num_clients], dtype=torch.float64)
+            self.products, self.squares, self.rounds = torch.zeros(3, *2 * [upload.num_clients], dtype=torch.float64)
         if len(self.groups) != upload.num_clients:
             raise ValueError(f"the groups are those of {len(self.groups)} clients, not {upload.num_clients}")
         if upload.previous is None:
             raise ValueError("groups needs `previous`, which updates are counted from")
-        at = (upload.clients[:, None], upload.clients)
-        self.products, self.rounds = self.products.clone(), self.rounds.clone()
-        self.products[at] += products(upload, "updates", None)[0]
+        at, new = (upload.clients[:, None], upload.clients), products(upload, "updates", None)[0]
+        sums = self.products, self.squares, self.rounds  # cloned, since `state` gave them away
+        self.products, self.squares, self.rounds = (former.clone() for former in sums)
+        self.products[at] += new
+        self.squares[at] += new.diagonal()[:, None]
         self.rounds[at] += 1
         found, self.explained = partition(self.likeness())
         if self.explained > self.threshold and float(self.rounds.max()) >= ROUNDS:
             self.groups = found
 
     def likeness(self) -> Tensor:
-        """Return the cosines of the clients' updates, those of all rounds put end to end; (K, K).
+        """Return the cosines of the clients' updates, those of all rounds that a pair shared put end to end; (K, K).
 
-        A pair that never met is NaN, a client that never moved like nobody. What noise there is on what arrived is in
-        the lengths, which takes all cosines nearer to zero alike.
+        Lengths are those of the same rounds: first updates are the longest, and clients who were all there for them
+        would else look alike. A pair that never met is NaN, a client that never moved like nobody. What noise there is
+        on what arrived is in the lengths, which takes all cosines nearer to zero alike.
         """
-        mean = self.products / self.rounds
-        lengths = mean.diagonal().sqrt()
-        scale = lengths[:, None] * lengths
-        return torch.where(scale == 0, 0.0, mean / scale)
+        lengths = (self.squares / self.rounds).sqrt()
+        scale = lengths * lengths.T
+        return torch.where(scale == 0, 0.0, self.products / self.rounds / scale)
 
     def pooled(self, distances: Tensor, clients: Tensor) -> Tensor:
         """Return squared distances (G, P, P) of which the groups leave two: the mean within, and the mean across."""
@@ -93,14 +100,18 @@ class Grouping:
 
     def state(self) -> dict[str, Any]:
         """Return what the next round goes on from."""
-        return {"groups": self.groups, "products": self.products, "rounds": self.rounds}
+        return {key: getattr(self, key) for key in KEPT}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore `state`; ValueError for what is none."""
-        clients = len(state["groups"])
-        if any(tuple(state[key].shape) != (clients, clients) for key in ("products", "rounds")):
-            raise ValueError(f"the updates of {clients} grouped clients must be ({clients}, {clients})")
-        self.groups, self.products, self.rounds = (state[key] for key in ("groups", "products", "rounds"))
+        groups, *others = (state.get(key) if isinstance(state, dict) else None for key in KEPT)
+        if not (isinstance(groups, Tensor) and groups.ndim == 1 and groups.dtype == torch.int64):
+            raise ValueError("the groups must be one whole number a client")
+        shape, sums = (len(groups), len(groups)), [each for each in others if isinstance(each, Tensor)]
+        if len(sums) < len(others) or not all(each.shape == shape and bool(each.isfinite().all()) for each in sums):
+            raise ValueError(f"what the groups of {len(groups)} clients rest on must be finite, and {shape} each")
+        self.groups = groups.cpu()
+        self.products, self.squares, self.rounds = (each.to("cpu", torch.float64) for each in sums)
 
 
 def partition(likeness: Tensor) -> tuple[Tensor, float]:
@@ -121,13 +132,13 @@ def partition(likeness: Tensor) -> tuple[Tensor, float]:
 
     Returns:
         The group of each client, (K,) int64, numbered in the order of their first members; and adjusted R^2, at most 1;
-        all in group 0 and 0.0 where nothing can be told: fewer than four clients, or all alike.
+        all in group 0 and 0.0 where nothing can be told: fewer than six clients, or all alike.
     """
     count = len(likeness)
     one = torch.zeros(count, dtype=torch.int64)
-    pairs = count * (count - 1) // 2
-    if pairs <= count + 1:
+    if count < 6:
         return one, 0.0
+    pairs = count * (count - 1) // 2
     matrix = likeness.to("cpu", torch.float64).numpy()
     upper = np.triu_indices(count, 1)
     found = matrix[upper]

@@ -25,7 +25,7 @@ from jgesr_lightning.aggregators.distances import (
 from jgesr_lightning.aggregators.groups import Grouping
 from jgesr_lightning.checks import number, one_of, whole
 from jgesr_lightning.graph import distances_from_gram
-from jgesr_lightning.graph.arrays import enter
+from jgesr_lightning.graph.arrays import enter, like
 from jgesr_lightning.graph.gram import chunks, work_dtype
 from jgesr_lightning.graph.problem import Problem
 from jgesr_lightning.regularisers import Regulariser
@@ -152,13 +152,15 @@ class LearnedGraph(Aggregator):
         return state | ({} if self.grouping is None else {"grouping": self.grouping.state()})
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore `state`; ValueError for what are no distances."""
+        """Restore `state`; ValueError for what are no distances, or no groups."""
         former = state.get("distances") if self.memory else None
         if former is not None and not (isinstance(former, Tensor) and former.ndim == 3):
             raise ValueError("the distances of former rounds must be (layers, clients, clients)")
         self.former = None if former is None else former.to("cpu", torch.float64)
-        if self.grouping is not None and "grouping" in state:
-            self.grouping.load_state(state["grouping"])
+        if self.groups is not None:
+            self.grouping = Grouping(self.groups)
+            if "grouping" in state:  # not in that of a run without
+                self.grouping.load_state(state["grouping"])
 
     def aimed(self, upload: Upload, layers: Sequence[int] | None = None) -> Aim | None:
         """Return the distances that the graph is learnt from at the start; None: those of the models as they are.
@@ -193,14 +195,17 @@ class LearnedGraph(Aggregator):
         return Aim(aim, plain)
 
     def posed(self, upload: Upload, noise: Any, aim: Aim | None = None) -> Problem:
-        """Return the problem of this round: nobody can have more neighbours than there are, groups stay apart."""
+        """Return the problem of this round: nobody can have more neighbours than there are, groups stay apart.
+
+        What groups cost lies beside the noise, (G, P, P) numbers where there is an `aim`.
+        """
         wanted = self.problem.neighbours
         few = None if wanted is None else min(wanted, len(upload.clients) - 1)
         problem = self.problem.but(noise=noise, neighbours=few)
         if self.grouping is None or aim is None:
             return problem
         surcharge = self.grouping.surcharge(self.alpha * aim.distances + self.gamma, upload.clients)
-        return problem if surcharge is None else problem.but(surcharge=enter(surcharge.to(upload.received.device)))
+        return problem if surcharge is None else problem.but(surcharge=like(surcharge, noise))
 
     def weights(self, upload: Upload) -> Tensor:
         """Return the diagonal of Z, (P,) float64 on the device of what arrived."""
