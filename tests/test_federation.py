@@ -235,7 +235,8 @@ def test_a_graph_that_is_not_finite_ends_the_run():
 
 
 @pytest.mark.parametrize(
-    ("method", "settings"), [("two_step", {"memory": 0.5}), ("cfl", {"warmup_rounds": 0, "eps1_rel": 9.0})]
+    ("method", "settings"),
+    [("two_step", {"memory": 0.5, "groups": 0.6}), ("cfl", {"warmup_rounds": 0, "eps1_rel": 9.0})],
 )
 def test_what_a_method_remembers_is_of_the_last_whole_round_where_one_is_refused(method, settings):
     common = {"method": method, "settings": settings}
@@ -283,6 +284,7 @@ RESUMED = [
     ("jgesr", {"own": "clean", "memory": 0.6, "noise_correction": "known", "init": "previous"}),
     ("two_step", {"own": "clean", "memory": 0.6, "distances": "updates", "graph_scope": "layer"}),
     ("graph_filter", {"own": "clean", "memory": 0.6, "distances": "directions", "layer_weights": "snr"}),
+    ("jgesr", {"own": "clean", "groups": 0.6, "mu": 0.001, "fidelity": "uniform"}),
 ]
 
 

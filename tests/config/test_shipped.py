@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from jgesr_lightning.aggregators import build_aggregator
 from jgesr_lightning.config import SHIPPED, ConfigError, copy_configs, find_config, load_config
 
 ROOT = Path(__file__).parents[2]
@@ -18,6 +19,16 @@ def test_names_are_found_in_an_empty_folder(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert find_config(name).resolve() == (ROOT / "configs" / "mnist_s01.yaml").resolve()
     assert load_config(name).name == "mnist_s01"
+
+
+def test_robust_is_one_setting_for_clients_of_whom_nothing_is_known(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = load_config("robust")
+    method = config.aggregator
+    assert (config.name, config.clients, config.local.lr, method.name) == ("robust", 20, 0.1, "jgesr")
+    assert {"fidelity": "uniform", "mu": 0.001, "groups": 0.6}.items() <= method.settings.items()
+    built = build_aggregator(method.name, **method.settings)
+    assert built.groups == 0.6 and [term.mu for term in built.client_terms()] == [0.001]
 
 
 def test_studies_are_looked_for_in_their_own_folder(tmp_path, monkeypatch):

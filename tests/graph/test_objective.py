@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +14,7 @@ from jgesr_lightning.graph import (
     pairwise_sq_distances,
     prox_log_degree,
 )
+from jgesr_lightning.graph.problem import Problem
 from tests.graph.algebra import from_upper_triangle, upper_triangle
 from tests.graph.split import difference_of_convex, smoothness
 
@@ -153,3 +155,59 @@ def test_what_psi_holds_behind_the_mask_counts_only_in_the_smoothness() -> None:
         objective(Psi.numpy(), W, Psi, torch.ones(2), mask, 1.0, 1.0, 1.0, 1.0)
     with pytest.raises(ValueError, match="weights must have shape"):
         objective(Psi, W, Psi, torch.ones(3), mask, 1.0, 1.0, 1.0, 1.0)
+
+
+def surcharged() -> tuple[torch.Tensor, Problem]:
+    """Distances, and a problem in which some edges cost more."""
+    psi, w, *_ = instance(False)
+    extra = from_upper_triangle(torch.where(torch.arange(len(w)) % 3 == 0, 7 * w, 0), 5)
+    noise = from_upper_triangle(w.flip(0), 5)
+    problem = Problem(0.3, 0.7, 1.3, noise=noise[None].numpy(), surcharge=extra[None].numpy(), unit=2.0)
+    return pairwise_sq_distances(psi)[None], problem
+
+
+def test_a_surcharge_is_on_top_of_what_an_edge_costs_and_it_is_not_there_at_the_start() -> None:
+    D, problem = surcharged()
+    costs, cosines = problem.costs(D.numpy()), torch.cos(D)
+    start = problem.first_graph(cosines.numpy().copy())
+    free = Problem().first_graph(cosines.numpy().copy())
+    for m in range(5):
+        for n in range(5):
+            extra = float(problem.surcharge[0, m, n])
+            distance = max(0.0, float(D[0, m, n] - problem.noise[0, m, n]))
+            assert float(costs[0, m, n]) == pytest.approx(0.3 / 2.0 * distance + 1.3 + extra, rel=1e-12)
+            expected = max(0.0, float(cosines[0, m, n])) if m != n else 0.0
+            assert float(free[0, m, n]) == expected
+            assert float(start[0, m, n]) == (0.0 if extra else expected)
+
+
+def test_a_surcharge_is_in_the_objective_and_in_its_derivatives() -> None:
+    D, problem = surcharged()
+    w = torch.rand(10, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 0.1
+
+    def value(weights: torch.Tensor, one: Problem = problem) -> float:
+        W = from_upper_triangle(weights, 5)[None, None].numpy()
+        return float(one.value([np.zeros(1)], D[None].numpy(), W).item())
+
+    extra = upper_triangle(torch.from_numpy(problem.surcharge))[0]
+    assert value(w) - value(w, problem.but(surcharge=0.0)) == pytest.approx(2.0 * float(w @ extra), rel=1e-12)
+    gain, cost = problem.balance(D.numpy(), from_upper_triangle(w, 5)[None].numpy())
+    edges = upper_triangle(torch.from_numpy(cost - gain))[0]
+    for index in (0, 1, 4):
+        shift = 1e-6 * torch.eye(10, dtype=torch.float64)[index]
+        slope = (value(w + shift) - value(w - shift)) / 2e-6
+        assert slope == pytest.approx(2.0 * float(edges[index]), rel=1e-6)
+
+
+def test_the_learnt_graph_and_the_prox_pay_the_surcharge() -> None:
+    D, problem = surcharged()
+    D, problem = D.numpy()[None], problem.but(unit=1.0)
+    W = problem.learnt_graph(D, 0 * D, careful=True).W
+    left, free = (
+        each.stationarity(np.zeros(1), np.zeros(1), D, W).graph for each in (problem, problem.but(surcharge=0.0))
+    )
+    assert float(left.item()) < 1e-9 and float(free.item()) > 1e-3
+    moved = problem.prox_graph(W, D, 0.4, None).W
+    expected = prox_log_degree(torch.from_numpy(W - problem.costs(D) / 0.4), 0.7, 0.0, 0.4)
+    torch.testing.assert_close(torch.from_numpy(moved), expected)
+    np.testing.assert_allclose(moved, W, rtol=1e-6, atol=1e-8)  # where nothing is left to gain

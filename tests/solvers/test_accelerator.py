@@ -10,6 +10,8 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from jgesr_lightning.aggregators import build_aggregator
+from jgesr_lightning.aggregators.base import Upload
+from jgesr_lightning.aggregators.learned_graph import Aim
 from jgesr_lightning.graph import arrays, filter_signals, learn_graph, pairwise_sq_distances, prox_log_degree
 from jgesr_lightning.graph.arrays import blind
 from jgesr_lightning.graph.problem import Problem
@@ -64,6 +66,47 @@ def test_aggregations_give_what_the_host_gives(name, settings, missing):
     with as_on_an_accelerator():
         found = build_aggregator(name, **settings)(received, weights, **given)
     assert_same(found, expected)
+
+
+GROUPS = torch.tensor([0, 1, 0, 1, 0, 1, 0, 2])  # of whom one is alone
+
+
+@pytest.mark.parametrize("missing", [False, True])
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("jgesr", {}), ("jgesr", {"graph_scope": "layer"}), ("two_step", {"max_iter": 2}), ("graph_filter", {})],
+)
+def test_groups_are_kept_apart_as_on_the_host(name, settings, missing):
+    received, weights, mask = some_round()
+    given = {"mask": mask if missing else None, "previous": received + 0.05, "layers": LAYERS}
+    none = torch.zeros(CLIENTS, CLIENTS, dtype=torch.float64)
+
+    def out():
+        method = build_aggregator(name, groups=1.0, **settings)
+        method.load_state({"grouping": {"groups": GROUPS, "products": none, "squares": none, "rounds": none}})
+        return method(received, weights, **given)
+
+    expected = out()
+    with as_on_an_accelerator():
+        found = out()
+    for ours, theirs in ((found.models, expected.models), (found.graph, expected.graph)):
+        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-8)
+    across = GROUPS[:, None] != GROUPS
+    assert 0 < float(found.graph[across].sum()) < 1e-4 * float(found.graph.sum())
+
+
+@pytest.mark.parametrize("name", ["jgesr", "graph_filter"])
+def test_what_groups_cost_lies_where_the_noise_does(name):
+    """On the host where a graph is learnt there, wherever the models are: else devices would meet."""
+    method = build_aggregator(name, groups=1.0)
+    method.grouping.groups = GROUPS
+    received, weights, _ = some_round()
+    D = pairwise_sq_distances(received)[None]
+    upload = Upload(received, weights, None, received, None, torch.arange(CLIENTS), CLIENTS)
+    with as_on_an_accelerator():
+        noise = D.numpy() if name == "graph_filter" else D
+        problem = method.posed(upload, noise, Aim(D, None))
+    assert type(problem.surcharge) is type(noise) is type(problem.costs(noise))
 
 
 def test_functions_give_what_the_host_gives():
@@ -121,15 +164,17 @@ def test_a_problem_whose_every_step_needs_care_stops_where_it_is_stationary():
 
 
 @pytest.mark.parametrize("missing", [False, True])
+@pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize(
     "solver", [PDCA(), PDCA(backtracking=True, accelerated=True), PDCA(stop="stationarity"), Alternating()]
 )
-def test_nothing_is_looked_at_and_no_devices_meet_in_a_step(solver, missing):
+def test_nothing_is_looked_at_and_no_devices_meet_in_a_step(solver, grouped, missing):
     with FakeTensorMode(allow_non_fake_inputs=True):
         received = torch.randn(CLIENTS, 5000, device="cuda")
         mask = torch.rand(CLIENTS, 5000, device="cuda") > 0.1 if missing else None
         weights = torch.rand(CLIENTS, dtype=torch.float64, device="cuda")
-        models = Models(Problem().pulled(received, weights, mask), previous=received)
+        surcharge = torch.rand(1, CLIENTS, CLIENTS, dtype=torch.float64, device="cuda") if grouped else 0.0
+        models = Models(Problem(surcharge=surcharge).pulled(received, weights, mask), previous=received)
         state = solver.init(models)
         for _ in range(3):
             state = solver.step(models, state)

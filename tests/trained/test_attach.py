@@ -66,7 +66,9 @@ def test_a_method_without_a_graph_says_so(averaged, tmp_path, capsys):
     assert "fedavg learns no graph" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("setting", [{"neighbours": 2}, {"distances": "directions"}, {"layer_weights": "snr"}])
+@pytest.mark.parametrize(
+    "setting", [{"neighbours": 2}, {"groups": 0.6}, {"distances": "directions"}, {"layer_weights": "snr"}]
+)
 def test_a_graph_that_rests_on_what_is_not_kept_is_not_joined(result, setting):
     trained = open_trained(result.folder)
     method = trained.config.aggregator
