@@ -25,8 +25,8 @@ class Grouping:
     All are one group until some grouping explains more than `threshold` of what tells pairs apart (see `partition`),
     and that grouping stands until another does.
 
-    Under ``own="clean"`` what the server counts an update from is off by the channel's noise on the client's own part,
-    its `self_weight`. As with the noise on what arrived, that is in updates' lengths and hardly in their products.
+    Under ``own="clean"`` what the server counts an update from is off by its weight of the client's own model times the
+    noise on that one: next to nothing under a small mu; and, as all noise, in the lengths rather than the products.
 
     Args:
         threshold: from 0 to 1.
