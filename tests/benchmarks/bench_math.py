@@ -27,6 +27,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from jgesr_lightning.aggregators.base import Aggregate  # noqa: E402
 from jgesr_lightning.aggregators.jgesr import JGESR  # noqa: E402
 from jgesr_lightning.graph.arrays import enter, leave  # noqa: E402
 from jgesr_lightning.graph.gram import self_product  # noqa: E402
@@ -214,6 +215,25 @@ def bench_complete(clients: int, size: int, device: torch.device, repeats: int, 
         bandwidth_row(name, received, both, 3)
 
 
+def bench_groups(clients: int, size: int, repeats: int) -> None:
+    """The setting of robust.yaml beside jgesr as printed, on uploads of four groups."""
+    draw = torch.Generator().manual_seed(3)
+    _, weights = federation(clients, size, torch.device("cpu"))
+    sent = 0.05 * torch.randn(1, size, generator=draw).expand(clients, -1)
+    shared = 0.003 * torch.randn(4, size, generator=draw)[torch.arange(clients) % 4]
+    received = sent + shared + 0.02 * torch.randn(clients, size, generator=draw)
+    printed, grouped = JGESR(), JGESR(fidelity="uniform", mu=0.001, groups=0.6)
+    for _ in range(5):  # rounds before the first grouping
+        grouped(received, weights, previous=sent)
+
+    def robust() -> Aggregate:
+        return grouped(received, weights, previous=sent)
+
+    both = in_turn(torch.device("cpu"), repeats, robust, lambda: printed(received, weights))
+    what = f"jgesr in groups, as in robust.yaml ({robust().info['num_groups']} found)"
+    row(f"{what}: a whole aggregation", "jgesr as printed, the same uploads", *both, "<= 2")
+
+
 def bench_masked(clients: int, size: int, device: torch.device, repeats: int, name: str) -> None:
     """Entries missing: one step beside a pass that reads three arrays and writes one."""
     received, weights = federation(clients, size, device)
@@ -289,6 +309,7 @@ MEMORY = """
 import sys, torch
 sys.path.insert(0, {root!r})
 from tests.benchmarks.bench_math import federation
+from jgesr_lightning.aggregators.base import Aggregate  # noqa: E402
 from jgesr_lightning.aggregators.jgesr import JGESR
 def status(key):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(key)) * 1024
@@ -330,6 +351,7 @@ def main() -> None:
     bench_prox(quick)
     bench_complete(CLIENTS, size, cpu, repeats, "jgesr")
     bench_masked(CLIENTS, size, cpu, repeats, "jgesr")
+    bench_groups(CLIENTS, size, repeats)
     bench_many_masked(100, 50_000, 3 if quick else 7)
     bench_memory(CLIENTS, size)
     for clients in (100,) if quick else (100, 500):
