@@ -134,7 +134,13 @@ def _differences(former: dict[str, Any], present: dict[str, Any]) -> list[str]:
     if METHOD in keys:  # which has settings of its own
         keys = [key for key in keys if key == METHOD or not key.startswith("aggregator.")]
     free = tuple(f"{key}." for key in FREE_ON_RESUME)
-    return [f"{key} was {old.get(key)}, is {new.get(key)}" for key in keys if not f"{key}.".startswith(free)]
+    changed = [key for key in keys if not f"{key}.".startswith(free)]
+    return [f"{key} was {_typed(old.get(key))}, is {_typed(new.get(key))}" for key in changed]
+
+
+def _typed(value: object) -> str:
+    """Return a value as it is typed on the command line: text bare, null rather than None."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _is_finished(folder: Path, found: Path) -> bool:

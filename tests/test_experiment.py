@@ -234,6 +234,12 @@ def test_resuming_with_other_settings_is_refused_naming_them(used):
     assert stamps(used.parent / "runs" / "tiny") == before
 
 
+def test_settings_that_differ_are_named_as_they_are_typed(used):
+    status, output = train(used, "resume=auto", "local.clip_norm=1", "data.verify=false", "deterministic=false")
+    assert status == 2
+    assert "(local.clip_norm was null, is 1.0); use the same ones" in output
+
+
 def test_so_is_beginning_again_with_other_settings_where_nothing_was_saved(used):
     shutil.rmtree(used.parent / "runs" / "tiny" / "checkpoint")
     status, output = train(used, "resume=auto", "local.lr=0.5")

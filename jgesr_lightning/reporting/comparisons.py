@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jgesr_lightning.reporting.agg import Axes, Figure
-from jgesr_lightning.reporting.plots import INK, STYLES, Array, drawing, style_of
+from jgesr_lightning.reporting.plots import INK, STYLES, Array, drawing, head, style_of
 from jgesr_lightning.reporting.text import figure_text
 
 WIDTH = 3.65  # inches: 350 pixels of a page
@@ -115,8 +115,7 @@ def _rows(labels: Sequence[str], xlabel: str, title: str, height: float = 0.3) -
         axes.grid(True, axis="x", color="#DDDDDD", linewidth=0.5)
         axes.set_axisbelow(True)
         axes.tick_params(axis="y", length=0)
-        if title:
-            figure.suptitle(figure_text(title), fontsize=10)
+        head(figure, title)
     return figure, axes
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jgesr_lightning.reporting.agg import Axes, Figure, Wedge
-from jgesr_lightning.reporting.plots import ACCENT, CLASS_COLOURS, INK, Array, cluster_order, drawing, square
+from jgesr_lightning.reporting.plots import ACCENT, CLASS_COLOURS, INK, Array, cluster_order, drawing, head, square
 from jgesr_lightning.reporting.text import figure_text
 
 _EDGES = 60  # more cannot be told apart, unless there are more clients
@@ -67,8 +67,7 @@ def graph_network(
                 loc="outside lower center", ncols=5 if max(map(len, classes)) < 4 else 3, frameon=False,
                 handlelength=1.0, columnspacing=1.0,
             )  # fmt: skip
-        if title:
-            figure.suptitle(figure_text(title), fontsize=10)
+        head(figure, title)
     return figure
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import re
+import textwrap
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -128,8 +129,7 @@ def graph_heatmap(
     with drawing():
         figure = Figure(figsize=(4.6, 3.9), layout="constrained")
         _heatmap(figure, figure.add_subplot(), weights, _order(order, len(weights)), label)
-        if title:
-            figure.suptitle(figure_text(title), fontsize=10)
+        head(figure, title)
     return figure
 
 
@@ -161,8 +161,7 @@ def graph_and_labels(
         left, right = figure.subplots(1, 2, width_ratios=(1.2, 1), sharey=True)
         _heatmap(figure, left, weights, rows, label, aspect="auto")  # rows level with the bars beside them
         _label_bars(right, held[rows], classes, rows)
-        if title:
-            figure.suptitle(figure_text(title), fontsize=10)
+        head(figure, title)
     return figure
 
 
@@ -439,6 +438,13 @@ def _draw(axes: Axes, line: Series, values: Array, style: dict[str, Any]) -> Non
     )
 
 
+def head(figure: Figure, title: str) -> None:
+    """Write a title above a figure, if there is one, in as many lines as its width asks for."""
+    if title:
+        lines = textwrap.wrap(title, int(figure.get_figwidth() * 12), break_on_hyphens=False)  # letters an inch
+        figure.suptitle(figure_text("\n".join(lines)), fontsize=10)
+
+
 def _finish(figure: Figure, axes: Axes, title: str) -> None:
     axes.grid(True, color="#DDDDDD", linewidth=0.5)
     axes.set_axisbelow(True)
@@ -455,8 +461,7 @@ def _finish(figure: Figure, axes: Axes, title: str) -> None:
             frameon=False,
             handlelength=3.4,
         )
-    if title:
-        figure.suptitle(figure_text(title), fontsize=10)
+    head(figure, title)
 
 
 def _last(line: Any) -> float:

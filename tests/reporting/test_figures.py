@@ -182,6 +182,16 @@ def test_the_network_draws_the_heaviest_edges_and_each_clients_classes():
     assert graph_network(np.zeros((2, 2))).axes[0].get_lines()[:] == []
 
 
+def test_a_long_title_is_broken_into_lines_that_its_figure_holds():
+    title = "jgesr (uniform, mu=0.001, groups=0.6, own=clean, memory=0.8), cifar10 s=0.1 missing=0.05, round 30"
+    figure = graph_network(np.ones((3, 3)) - np.eye(3), title=title)
+    figure.draw_without_rendering()
+    head = figure.texts[0]
+    assert head.get_text().split() == title.split()
+    assert figure.bbox.contains(*head.get_window_extent().p0)
+    assert figure.bbox.contains(*head.get_window_extent().p1)
+
+
 def test_a_caption_says_where_curves_begin(tmp_path):
     make_run(tmp_path, "a", 0.90, method="fedavg", rounds=10)
     assert "after each round (0: before training)." in names(tmp_path)["rounds_mnist_s_0.1"].caption
