@@ -74,6 +74,11 @@ class Grouping:
         scale = lengths * lengths.T
         return torch.where(scale == 0, 0.0, self.products / self.rounds / scale)
 
+    def together(self, clients: Tensor) -> Tensor:
+        """Return which pairs are of one group, (P, P) float64: 1.0 or 0.0, that on the diagonal, too."""
+        groups = self.groups[clients]
+        return (groups[:, None] == groups).double().fill_diagonal_(0)
+
     def pooled(self, distances: Tensor, clients: Tensor) -> Tensor:
         """Return squared distances (G, P, P) of which the groups leave two: the mean within, and the mean across."""
         groups = self.groups[clients]

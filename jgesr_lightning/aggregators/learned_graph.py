@@ -79,8 +79,7 @@ class LearnedGraph(Aggregator):
         own: "received", or "clean": see `own_parts`.
         groups: share, from 0 to 1, of what tells pairs of clients' updates apart that groups have to explain before the
             graph is confined to them, see `groups.partition`; a grouping stands until another explains as much. Where
-            none does, all are one group: with a small `mu` they then get one model, as from FedAvg (under `two_step`
-            from its first graph alone, `max_iter` 1: the next ones fall apart). None: no groups.
+            none does, all are one group: with a small `mu` they then get one model, as from FedAvg. None: no groups.
 
     The solvers learn the graph anew from what they have smoothed. Where what is compared is not the models as they are,
     the excess of the uploads' distances over those at the start is taken from the distances throughout, as noise is.
@@ -205,6 +204,7 @@ class LearnedGraph(Aggregator):
         problem = self.problem.but(noise=noise, neighbours=few)
         if self.grouping is None or aim is None:
             return problem
+        problem = problem.but(together=like(self.grouping.together(upload.clients), noise))
         surcharge = self.grouping.surcharge(self.alpha * aim.distances + self.gamma, upload.clients)
         return problem if surcharge is None else problem.but(surcharge=like(surcharge, noise))
 

@@ -75,6 +75,8 @@ class Problem:
         neighbours: about how many edges a node is to have at the start: sets ridge, gamma and unit; see the module.
         surcharge: what an edge costs beyond its distance and gamma, in the graph's unit: 0.0 or (B, G, K, K). One that
             has to pay is not there at the start.
+        together: 1.0 for pairs of nodes that the graph does not tell apart, else 0, (K, K): each counts at the mean of
+            their distances, so that their edges stay alike. None: all count alone.
         pulls: the quadratics in the models.
     """
 
@@ -88,6 +90,7 @@ class Problem:
     noise: float | Array | None = 0.0
     neighbours: int | None = None
     surcharge: float | Array = 0.0
+    together: Array | None = None
     pulls: tuple[Pull, ...] = ()
 
     but = replace  # this problem with some of its parts replaced
@@ -128,15 +131,31 @@ class Problem:
 
     def counted(self, D: Array) -> Array:
         """Return the distances that the graph is learnt from."""
-        return D if isinstance(self.noise, float) else set_diagonal(positive_part(D - self.noise), 0.0)
+        if self.together is None and isinstance(self.noise, float):
+            return D
+        return set_diagonal(positive_part(self.pooled(D if isinstance(self.noise, float) else D - self.noise)), 0.0)
+
+    def pooled(self, numbers: Array) -> Array:
+        """Return numbers of pairs, (B, G, K, K), in which those of all pairs `together` are their mean."""
+        if self.together is None:
+            return numbers
+        pairs = self.together.sum()
+        mean = (numbers * self.together).sum((-1, -2))[..., None, None] / of(numbers).where(pairs > 0, pairs, 1.0)
+        return of(numbers).where(self.together > 0, mean, numbers)
 
     def costs(self, D: Array) -> Array:
         """Return what an edge's weight costs, (B, G, K, K), without barrier and ridge, in the graph's unit."""
         cost = (self.alpha / self.unit) * self.counted(D) + self.gamma
         return cost if isinstance(self.surcharge, float) else cost + self.surcharge
 
-    def first_graph(self, cosines: Array) -> Array:
-        """Return where the graph starts, (B, G, K, K): max(0, cosine similarity), as printed."""
+    def first_graph(self, cosines: Array, D: Array) -> Array:
+        """Return where the graph starts, (B, G, K, K): max(0, cosine similarity), as printed.
+
+        Where pairs count `together`: the graph of the models as they are, since many edges of weight one would be too
+        much for a fixed step.
+        """
+        if self.together is not None:
+            return self.learnt_graph(D, 0 * D, careful=True).W
         W = set_diagonal(positive_part(cosines), 0.0)
         return W if isinstance(self.surcharge, float) else W * (self.surcharge == 0)
 

@@ -141,8 +141,8 @@ class Solver(ABC):
     def init(self, models: Models) -> State:
         """Return the start: Psi_0, and w_0 = max(0, cosine similarity of its rows)."""
         cosines, D = models.start()
-        W = models.problem.first_graph(cosines)
         models.problem = models.problem.scaled_to(D)
+        W = models.problem.first_graph(cosines, D)
         value, zeros = models.problem.value(models.squares, D, W), 0 * models.size
         none = of(W).where(zeros > 0, 1, 0)
         return State(

@@ -10,6 +10,7 @@ from jgesr_lightning.graph import (
     filter_signals,
     gradient_graph,
     gradient_signals,
+    learn_graph,
     objective,
     pairwise_sq_distances,
     prox_log_degree,
@@ -169,8 +170,8 @@ def surcharged() -> tuple[torch.Tensor, Problem]:
 def test_a_surcharge_is_on_top_of_what_an_edge_costs_and_it_is_not_there_at_the_start() -> None:
     D, problem = surcharged()
     costs, cosines = problem.costs(D.numpy()), torch.cos(D)
-    start = problem.first_graph(cosines.numpy().copy())
-    free = Problem().first_graph(cosines.numpy().copy())
+    start = problem.first_graph(cosines.numpy().copy(), D.numpy())
+    free = Problem().first_graph(cosines.numpy().copy(), D.numpy())
     for m in range(5):
         for n in range(5):
             extra = float(problem.surcharge[0, m, n])
@@ -197,6 +198,27 @@ def test_a_surcharge_is_in_the_objective_and_in_its_derivatives() -> None:
         shift = 1e-6 * torch.eye(10, dtype=torch.float64)[index]
         slope = (value(w + shift) - value(w - shift)) / 2e-6
         assert slope == pytest.approx(2.0 * float(edges[index]), rel=1e-6)
+
+
+def test_pairs_that_belong_together_count_at_the_mean_of_their_distances() -> None:
+    D, problem = surcharged()
+    groups = [0, 1, 0, 1, 0]
+    alike = [(m, n) for m in range(5) for n in range(5) if m != n and groups[m] == groups[n]]
+    together = np.zeros((5, 5))
+    for pair in alike:
+        together[pair] = 1
+    problem = problem.but(together=together, surcharge=0.0, unit=1.0)
+    counted = problem.counted(D.numpy())
+    freed = sum(float(D[0][pair]) - float(problem.noise[0][pair]) for pair in alike) / len(alike)
+    for m in range(5):
+        for n in range(m):
+            apart = max(0.0, float(D[0, m, n] - problem.noise[0, m, n]))
+            assert float(counted[0, m, n]) == pytest.approx(max(0.0, freed) if (m, n) in alike else apart, rel=1e-12)
+    start = problem.first_graph(np.ones((1, 1, 5, 5)), D.numpy()[None])  # the learnt one: cosines have no part in it
+    expected = learn_graph(torch.from_numpy(counted), 0.3, 0.7, 1.3)
+    torch.testing.assert_close(torch.from_numpy(start[0]), expected, rtol=1e-8, atol=1e-10)
+    free = problem.but(noise=0.0, together=np.zeros((5, 5)))
+    np.testing.assert_array_equal(free.counted(D.numpy()), D.numpy())
 
 
 def test_the_learnt_graph_and_the_prox_pay_the_surcharge() -> None:
