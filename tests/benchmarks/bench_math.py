@@ -309,7 +309,6 @@ MEMORY = """
 import sys, torch
 sys.path.insert(0, {root!r})
 from tests.benchmarks.bench_math import federation
-from jgesr_lightning.aggregators.base import Aggregate  # noqa: E402
 from jgesr_lightning.aggregators.jgesr import JGESR
 def status(key):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(key)) * 1024
