@@ -12,6 +12,7 @@ from jgesr_lightning.aggregators.base import Aggregate, Upload, complete
 from jgesr_lightning.aggregators.geometry import sq_distances
 from jgesr_lightning.aggregators.learned_graph import LearnedGraph, edges
 from jgesr_lightning.graph import filter_signals, gradient_signals, learn_graph
+from jgesr_lightning.graph.arrays import enter, leave
 from jgesr_lightning.graph.gram import chunks
 from jgesr_lightning.graph.problem import Problem, Stationarity
 from jgesr_lightning.graph.prox import QUIET
@@ -37,23 +38,25 @@ class GraphFilter(LearnedGraph):
         """Return the filtered models and the learnt graph."""
         models = upload.received if upload.mask is None else complete(upload)
         aim, distances = self.aimed(upload), sq_distances(models, upload.reduce)
-        counted = self._freed(distances, self.noise(upload)) if aim is None else aim.distances[0]
-        problem = self.posed(upload, (distances - counted)[None].numpy(), aim)
-        extra = problem.surcharge
-        costly = counted if isinstance(extra, float) else counted + torch.from_numpy(extra[0]) / self.alpha
+        noise = self.noise(upload) if aim is None else distances - aim.distances
+        D = enter(distances[None])
+        with QUIET():
+            problem = self.posed(upload, noise, distances.device).scaled_to(D)
+            extra = 0.0 if problem.together is None else problem.surcharge / self.alpha
+            costly = leave(problem.counted(D) + extra)[0]
         graph = learn_graph(costly, self.alpha, self.beta, self.gamma, neighbours=problem.neighbours)
         z = self.weights(upload)
         smooth = filter_signals(models, graph, z, self.alpha, self.mu, mask=upload.mask, start=models)
         if upload.mask is not None:
             smooth = torch.where(upload.mask.any(0), smooth, models)
-        left = self._stationarity(problem, distances, models, smooth, graph, upload)
+        left = self._stationarity(problem, models, smooth, graph, upload)
         info = {"edges": edges(graph), "fidelity": self.fidelity}
         info |= {} if self.grouping is None else self.grouping.info()
         info |= {f"stationarity_{block}": float(failure[0]) for block, failure in left._asdict().items()}
         return self.with_own(Aggregate(smooth, graph, info), upload, graph[None], None)
 
     def _stationarity(
-        self, problem: Problem, distances: Tensor, models: Tensor, smooth: Tensor, graph: Tensor, upload: Upload
+        self, problem: Problem, models: Tensor, smooth: Tensor, graph: Tensor, upload: Upload
     ) -> Stationarity:
         """Return how far the filtered models and their graph are from a stationary point of J."""
         z, squares = self.weights(upload), torch.zeros(3, dtype=torch.float64, device=models.device)
@@ -65,15 +68,7 @@ class GraphFilter(LearnedGraph):
             for i, (weights, alpha) in enumerate(((z, problem.alpha), (z, 0.0), (0 * z, problem.alpha))):
                 gradient = gradient_signals(psi, graph_there, received, weights, mask, alpha, problem.mu)
                 squares[i] += gradient.square().sum()
-        whole, *parts = upload.reduce(squares).cpu().numpy()[:, None]
-        D = sq_distances(smooth, upload.reduce)
+        whole, *parts = enter(upload.reduce(squares).cpu())[:, None]
+        D, W = enter(sq_distances(smooth, upload.reduce)[None]), enter(graph[None])
         with QUIET():
-            scaled = problem.scaled_to(distances[None].numpy())
-            return scaled.stationarity(whole, sum(part**0.5 for part in parts), D[None].numpy(), graph[None].numpy())
-
-    @staticmethod
-    def _freed(distances: Tensor, noise: Tensor | float | None) -> Tensor:
-        """Return distances less their noise, (P, P); less the least of them where None."""
-        if noise is None:
-            noise = distances[~torch.eye(len(distances), dtype=torch.bool)].min()
-        return (distances - (noise.cpu() if isinstance(noise, Tensor) else noise)).clamp_min(0).view_as(distances)
+            return problem.stationarity(whole, sum(part**0.5 for part in parts), D, W)

@@ -14,8 +14,6 @@ from jgesr_lightning.aggregators.distances import products
 
 ROUNDS = 5
 """Updates of so many rounds come before the first grouping: first steps from one model tell the labels apart."""
-APART = 1e6
-"""An edge between groups costs that many times what others do: none, in effect, for those who have others."""
 KEPT = ("groups", "products", "squares", "rounds")
 
 
@@ -78,25 +76,6 @@ class Grouping:
         """Return which pairs are of one group, (P, P) float64: 1.0 or 0.0, that on the diagonal, too."""
         groups = self.groups[clients]
         return (groups[:, None] == groups).double().fill_diagonal_(0)
-
-    def pooled(self, distances: Tensor, clients: Tensor) -> Tensor:
-        """Return squared distances (G, P, P) of which the groups leave two: the mean within, and the mean across."""
-        groups = self.groups[clients]
-        within, itself = groups[:, None] == groups, torch.eye(len(groups), dtype=torch.bool)
-        result = torch.zeros_like(distances)
-        for pairs in (within & ~itself, ~within):
-            if bool(pairs.any()):
-                result[:, pairs] = distances[:, pairs].mean(-1, keepdim=True)
-        return result
-
-    def surcharge(self, costs: Tensor, clients: Tensor) -> Tensor | None:
-        """Return what edges between groups cost more than `costs` (G, P, P), or None where all are of one group."""
-        groups = self.groups[clients]
-        across = groups[:, None] != groups
-        if not bool(across.any()):
-            return None
-        mean = costs.mean((-1, -2), keepdim=True)
-        return APART * torch.where(mean > 0, mean, 1) * across
 
     def info(self) -> dict[str, Any]:
         """Return what there is to report."""

@@ -25,7 +25,7 @@ from jgesr_lightning.aggregators.distances import (
 from jgesr_lightning.aggregators.groups import Grouping
 from jgesr_lightning.checks import number, one_of, whole
 from jgesr_lightning.graph import distances_from_gram
-from jgesr_lightning.graph.arrays import enter, like
+from jgesr_lightning.graph.arrays import enter
 from jgesr_lightning.graph.gram import chunks, work_dtype
 from jgesr_lightning.graph.problem import Problem
 from jgesr_lightning.regularisers import Regulariser
@@ -169,7 +169,7 @@ class LearnedGraph(Aggregator):
         """
         if self.grouping is not None:
             self.grouping.follow(upload)
-        if self.groups is None and (self.distances, self.layer_weights, self.memory) == ("models", "columns", 0):
+        if (self.distances, self.layer_weights, self.memory) == ("models", "columns", 0):
             return None
         by_snr = self.layer_weights == "snr"
         parts = upload.layers if by_snr else layers
@@ -189,24 +189,18 @@ class LearnedGraph(Aggregator):
         everyone = torch.eye(aim.shape[-1], dtype=torch.bool)
         if self.noise_correction == "estimated":
             aim = aim - aim.masked_fill(everyone, torch.inf).amin((-1, -2), keepdim=True)
-        aim = aim.clamp_min(0).masked_fill(everyone, 0)
-        if self.grouping is not None:
-            aim = self.grouping.pooled(aim, upload.clients)
-        return Aim(aim, plain)
+        return Aim(aim.clamp_min(0).masked_fill(everyone, 0), plain)
 
-    def posed(self, upload: Upload, noise: Any, aim: Aim | None = None) -> Problem:
-        """Return the problem of this round: nobody can have more neighbours than there are, groups stay apart.
+    def posed(self, upload: Upload, noise: Tensor | float | None, device: torch.device) -> Problem:
+        """Return the problem of this round, to be solved on a device.
 
-        What groups cost lies beside the noise, (G, P, P) numbers where there is an `aim`.
+        Nobody can have more neighbours than there are, and groups stay apart.
         """
         wanted = self.problem.neighbours
         few = None if wanted is None else min(wanted, len(upload.clients) - 1)
-        problem = self.problem.but(noise=noise, neighbours=few)
-        if self.grouping is None or aim is None:
-            return problem
-        problem = problem.but(together=like(self.grouping.together(upload.clients), noise))
-        surcharge = self.grouping.surcharge(self.alpha * aim.distances + self.gamma, upload.clients)
-        return problem if surcharge is None else problem.but(surcharge=like(surcharge, noise))
+        together = None if self.grouping is None else enter(self.grouping.together(upload.clients).to(device))
+        noise = enter(noise.to(device)) if isinstance(noise, Tensor) else noise
+        return self.problem.but(noise=noise, neighbours=few, together=together)
 
     def weights(self, upload: Upload) -> Tensor:
         """Return the diagonal of Z, (P,) float64 on the device of what arrived."""
@@ -308,8 +302,8 @@ class JointlySolved(LearnedGraph):
             noise = self.noise(upload, layers)
         else:
             plain = products(upload, "models", layers) if aim.plain is None else aim.plain
-            noise = (distances_from_gram(plain) - aim.distances).to(upload.received.device)
-        problem = self.posed(upload, enter(noise) if isinstance(noise, Tensor) else noise, aim)
+            noise = distances_from_gram(plain) - aim.distances
+        problem = self.posed(upload, noise, upload.received.device)
         models = Models(
             problem.pulled(upload.received, self.weights(upload), upload.mask),
             layers,

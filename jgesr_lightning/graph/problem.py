@@ -31,6 +31,8 @@ from jgesr_lightning.graph.learning import learn, neighbour_scale
 from jgesr_lightning.graph.prox import Prox, prox
 
 SMOOTHINGS = ("full", "printed")
+APART = 1e6
+"""An edge between groups costs that many times what others do: none, in effect, for those who have others."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +75,10 @@ class Problem:
         noise: what is taken from the distances before the graph is learnt, 0.0 or (B, G, K, K); never below zero.
             None: the least distance at the start, the closest pair being taken to differ by noise alone.
         neighbours: about how many edges a node is to have at the start: sets ridge, gamma and unit; see the module.
-        surcharge: what an edge costs beyond its distance and gamma, in the graph's unit: 0.0 or (B, G, K, K). One that
-            has to pay is not there at the start.
-        together: 1.0 for pairs of nodes that the graph does not tell apart, else 0, (K, K): each counts at the mean of
-            their distances, so that their edges stay alike. None: all count alone.
+        surcharge: what an edge costs beyond its distance and gamma, in the graph's unit: 0.0 or (B, G, K, K).
+        together: 1.0 for pairs of nodes of one group, else 0, (K, K): the graph does not tell them apart, each counts
+            at the mean of their distances, so that their edges stay alike; and has next to no edges between groups,
+            whose surcharge is set at the start. None: all count alone.
         pulls: the quadratics in the models.
     """
 
@@ -104,6 +106,11 @@ class Problem:
         problem = self
         if self.noise is None:
             problem = self.but(noise=of(D).amin(set_diagonal(D * 1, math.inf), (-1, -2), keepdims=True))
+        if self.together is not None:
+            costs = problem.costs(D)
+            mean = costs.mean((-1, -2))[..., None, None]
+            across = set_diagonal(1 - self.together, 0.0)
+            problem = problem.but(surcharge=APART * of(D).where(mean > 0, mean, 1.0) * across)
         if self.neighbours is None:
             return problem
         theta = neighbour_scale(problem.counted(D), self.neighbours)
@@ -156,8 +163,7 @@ class Problem:
         """
         if self.together is not None:
             return self.learnt_graph(D, 0 * D, careful=True).W
-        W = set_diagonal(positive_part(cosines), 0.0)
-        return W if isinstance(self.surcharge, float) else W * (self.surcharge == 0)
+        return set_diagonal(positive_part(cosines), 0.0)
 
     def balance(self, D: Array, W: Array) -> tuple[Array, Array]:
         """Return what each edge's weight gains and costs, (B, G, K, K): J's derivative by it is cost less gain."""

@@ -5,13 +5,13 @@ Under FakeTensorMode a tensor of device "cuda" has no values: to look at one, or
 
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from jgesr_lightning.aggregators import build_aggregator
 from jgesr_lightning.aggregators.base import Upload
-from jgesr_lightning.aggregators.learned_graph import Aim
 from jgesr_lightning.graph import arrays, filter_signals, learn_graph, pairwise_sq_distances, prox_log_degree
 from jgesr_lightning.graph.arrays import blind
 from jgesr_lightning.graph.problem import Problem
@@ -95,18 +95,16 @@ def test_groups_are_kept_apart_as_on_the_host(name, settings, missing):
     assert 0 < float(found.graph[across].sum()) < 1e-4 * float(found.graph.sum())
 
 
-@pytest.mark.parametrize("name", ["jgesr", "graph_filter"])
-def test_what_groups_cost_lies_where_the_noise_does(name):
-    """On the host where a graph is learnt there, wherever the models are: else devices would meet."""
-    method = build_aggregator(name, groups=1.0)
+@pytest.mark.parametrize("noise", [0.0, torch.ones(1, CLIENTS, CLIENTS, dtype=torch.float64)])
+def test_what_a_problem_knows_of_pairs_lies_where_it_is_solved(noise):
+    method = build_aggregator("jgesr", groups=1.0)
     method.grouping.groups = GROUPS
     received, weights, _ = some_round()
-    D = pairwise_sq_distances(received)[None]
     upload = Upload(received, weights, None, received, None, torch.arange(CLIENTS), CLIENTS)
-    with as_on_an_accelerator():
-        noise = D.numpy() if name == "graph_filter" else D
-        problem = method.posed(upload, noise, Aim(D, None))
-    assert type(problem.surcharge) is type(noise) is type(problem.costs(noise))
+    there, here = (method.posed(upload, noise, torch.device(device)) for device in ("meta", "cpu"))
+    for away, near in ((there.together, here.together), (there.noise, here.noise)):
+        assert isinstance(near, float | np.ndarray)
+        assert isinstance(away, float) or (blind(away) and away.device.type == "meta")
 
 
 def test_functions_give_what_the_host_gives():
@@ -173,9 +171,11 @@ def test_nothing_is_looked_at_and_no_devices_meet_in_a_step(solver, grouped, mis
         received = torch.randn(CLIENTS, 5000, device="cuda")
         mask = torch.rand(CLIENTS, 5000, device="cuda") > 0.1 if missing else None
         weights = torch.rand(CLIENTS, dtype=torch.float64, device="cuda")
-        surcharge = torch.rand(1, CLIENTS, CLIENTS, dtype=torch.float64, device="cuda") if grouped else 0.0
-        models = Models(Problem(surcharge=surcharge).pulled(received, weights, mask), previous=received)
+        models = Models(Problem().pulled(received, weights, mask), previous=received)
         state = solver.init(models)
+        if grouped:  # whose start, alone, is looked at
+            together = torch.rand(CLIENTS, CLIENTS, dtype=torch.float64, device="cuda")
+            models.problem = models.problem.but(together=together).scaled_to(state.D)
         for _ in range(3):
             state = solver.step(models, state)
         assert blind(state.W) and state.W.device.type == "cuda" and state.value.device.type == "cuda"
