@@ -26,7 +26,7 @@ from jgesr_lightning.reporting.maps import Map, map_of
 from jgesr_lightning.reporting.network import graph_network, strongest
 from jgesr_lightning.reporting.options import add_arguments, beside
 from jgesr_lightning.reporting.plots import Series
-from jgesr_lightning.reporting.runs import Block, Column, Run, blocks
+from jgesr_lightning.reporting.runs import Block, Column, Run, averaged, blocks
 from jgesr_lightning.reporting.statistics import interval_of, mean_of
 from jgesr_lightning.reporting.tables import (
     METRIC,
@@ -39,6 +39,7 @@ from jgesr_lightning.reporting.tables import (
     mark_text,
     seed_values,
     tables_of,
+    when,
 )
 from jgesr_lightning.reporting.text import shown
 
@@ -177,7 +178,7 @@ def client_names(run: Run) -> dict[int, str]:
 
 
 def _clients(block: Block, table: Table, column: Column) -> Iterator[Drawing]:
-    base = table.metric.partition("_")[0]
+    base = averaged(table.metric)[0].partition("_")[0]
     rows = []
     for label in table.rows:
         values, names = [], []
@@ -203,7 +204,7 @@ def _clients(block: Block, table: Table, column: Column) -> Iterator[Drawing]:
 
 
 def _per_round(block: Block, column: Column, metric: str) -> Iterator[Drawing]:
-    series = []
+    metric, series = averaged(metric)[0], []
     for label in block.labels:
         histories = [
             curve
@@ -230,7 +231,7 @@ def _against_missing(block: Block, metric: str) -> Iterator[Drawing]:
         if series:
             yield Drawing(
                 f"missing_{title}",
-                f"{title}: {describe(metric)}, at the last round, against the share of entries that do not arrive. "
+                f"{title}: {describe(metric)}, {when(metric)}, against the share of entries that do not arrive. "
                 f"{_spread(series)}",
                 partial(plots.accuracy_against, series, "missing rate", _ylabel(metric), title),
             )
@@ -246,7 +247,7 @@ def _against_noise(block: Block, metric: str) -> Iterator[Drawing]:
         if series:
             yield Drawing(
                 f"noise_{title}",
-                f"{title}: {describe(metric)}, at the last round, against the noise level s. {_spread(series)}",
+                f"{title}: {describe(metric)}, {when(metric)}, against the noise level s. {_spread(series)}",
                 partial(
                     plots.accuracy_against,
                     series,
@@ -358,8 +359,10 @@ def _spread(series: Sequence[Series]) -> str:
 
 
 def _ylabel(metric: str) -> str:
-    which, _, how = metric.removeprefix("accuracy/").partition("_")
-    return f"{which} accuracy (%)" if not how else f"{which} accuracy, {how.replace('_', ' ')} (%)"
+    name, count = averaged(metric)
+    which, _, how = name.removeprefix("accuracy/").partition("_")
+    over = f", mean of the last {count}" if count > 1 else ""
+    return f"{which} accuracy{over} (%)" if not how else f"{which} accuracy, {how.replace('_', ' ')}{over} (%)"
 
 
 def _unused(name: str, taken: set[str]) -> str:

@@ -10,7 +10,7 @@ from jgesr_lightning.reporting.map_plot import stars
 from jgesr_lightning.reporting.maps import GAIN, TOLERANCE, Map, Panel, Spot, text, words
 from jgesr_lightning.reporting.render import ABSENT, Cell, Grid, interval_text, latex_grid, markdown_grid
 from jgesr_lightning.reporting.statistics import Difference
-from jgesr_lightning.reporting.tables import describe
+from jgesr_lightning.reporting.tables import describe, when
 
 STARS = (
     "* the 95 % interval (Student's t, paired by seed) leaves out zero; ** the one corrected for the number of methods "
@@ -30,8 +30,9 @@ def standings_grid(found: Map) -> Grid:
         rows.append([Cell(told, kind="label"), worst, places[0], best, places[1], *counts])
     headings = ["worst", "there", "best", "there", "leads", "clearly above", "clearly below", "cells"]
     caption = (
-        f"{describe(found.metric)} ({found.metric}): each method minus {found.both} of a cell, by its mean there, on "
-        "equal seeds, in percentage points: the least and the greatest over the map, with 95 % intervals (Student's t)"
+        f"{describe(found.metric)} ({found.metric}), {when(found.metric)}: each method minus {found.both} of a cell, "
+        "by its mean there, on equal seeds, in percentage points: the least and the greatest over the map, with 95 % "
+        "intervals (Student's t)"
     )
     notes = [
         f"bold: run in every cell, nowhere more than {TOLERANCE:g} below {found.both}, and somewhere more than "
@@ -69,9 +70,9 @@ def caption(found: Map, panels: Sequence[Panel]) -> str:
     sure = f"{number} seeds; {STARS}, and frames the cell"
     sure = "One seed: nothing can be said of chance" if seeds == [1] else sure
     return (
-        f"{title}which method leads ({describe(found.metric)}), and its lead over {found.both} of the same cell in "
-        f"percentage points, by {words(found.rows)} and {words(found.columns)}; in brackets, where one of these two "
-        f"leads, how far the best other method is below. {sure}."
+        f"{title}which method leads ({describe(found.metric)}, {when(found.metric)}), and its lead over {found.both} "
+        f"of the same cell in percentage points, by {words(found.rows)} and {words(found.columns)}; in brackets, where "
+        f"one of these two leads, how far the best other method is below. {sure}."
     )
 
 

@@ -22,7 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_places(parser: argparse.ArgumentParser) -> None:
     """Add where the runs are, and what is shown of them."""
     add_folders(parser)
-    parser.add_argument("--metric", help=f"a name in the runs' summaries (default: their setting `metric`, {METRIC})")
+    parser.add_argument(
+        "--metric",
+        help="a name in the runs' summaries, with @N behind it for the mean over the last N evaluations "
+        f"(default: their setting `metric`, {METRIC})",
+    )
 
 
 def add_folders(parser: argparse.ArgumentParser) -> None:

@@ -68,8 +68,16 @@ class Run:
         return protocol(self.config)
 
     def last(self, metric: str) -> float | None:
-        """Return a metric of the last round, None where it was not measured."""
-        value = self.summary["last"].get(metric)
+        """Return a metric of the last round, or "metric@N": its mean over the last N evaluations.
+
+        None where it was not measured, or not so often.
+        """
+        name, count = averaged(metric)
+        if count > 1:
+            held = self.source.history(name)
+            values = [value for value in ([] if held is None else held[1]) if math.isfinite(value)][-count:]
+            return sum(values) / count if len(values) == count else None
+        value = self.summary["last"].get(name)
         return None if value is None or not math.isfinite(value) else float(value)
 
     def identity(self, exact: bool = False) -> str:
@@ -79,6 +87,16 @@ class Run:
             flat = flatten(self.config)
             settings = {key: flat[key] for key in settings}
         return digest({"condition": settings, "seed": self.seed}, 32)
+
+
+def averaged(metric: str) -> tuple[str, int]:
+    """Return the name of a metric, and over how many of the last evaluations it is averaged.
+
+    >>> averaged("accuracy/trained@5"), averaged("accuracy/trained")
+    (('accuracy/trained', 5), ('accuracy/trained', 1))
+    """
+    name, at, count = metric.partition("@")
+    return (name, int(count)) if at and count.isdecimal() and int(count) > 0 else (metric, 1)
 
 
 def read_summary(folder: Path, summary: Any, source: Source) -> Run | str:

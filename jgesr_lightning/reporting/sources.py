@@ -114,7 +114,7 @@ def damage(source: Source, metric: str) -> str | None:
     """Return which of the files that figures are drawn from cannot be read, and why; None where all can."""
     name = "metrics.csv"
     try:
-        source.history(metric)
+        source.history(metric.partition("@")[0])
         name = "partition.csv"
         held = source.class_counts()
         name = "graphs.npz"

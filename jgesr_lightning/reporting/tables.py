@@ -13,7 +13,7 @@ from jgesr_lightning.config import ConfigError
 from jgesr_lightning.identity import number_text
 from jgesr_lightning.reporting.collection import Collection, collect
 from jgesr_lightning.reporting.paper import departures, is_papers, paper_value
-from jgesr_lightning.reporting.runs import Block, Column, Run, blocks, method_rank
+from jgesr_lightning.reporting.runs import Block, Column, Run, averaged, blocks, method_rank
 from jgesr_lightning.reporting.statistics import Difference, Mean, corrected, mean_of, paired
 from jgesr_lightning.reporting.text import shown
 
@@ -99,7 +99,7 @@ class Table:
     def caption(self) -> str:
         """What the table shows, in one sentence."""
         unit = ", in percent" if self.unit else ""
-        return f"{_capital(describe(self.metric))} ({self.metric}) after the last round{unit}: mean over seeds"
+        return f"{_capital(describe(self.metric))} ({self.metric}) {when(self.metric)}{unit}: mean over seeds"
 
 
 Values = Mapping[tuple[str, Column], dict[Hashable, float]]
@@ -110,7 +110,7 @@ def build(block: Block, metric: str = METRIC, reference: str | None = None) -> T
 
     Args:
         block: the runs.
-        metric: its name in the summaries.
+        metric: its name in the summaries; behind it "@N" for the mean over the last N evaluations.
         reference: label of the method that the others are compared with; None, or one without runs here: jgesr, or
             else the first row.
     """
@@ -126,9 +126,11 @@ def build(block: Block, metric: str = METRIC, reference: str | None = None) -> T
             if label != reference and (pair := paired(seeds, values.get((reference or "", column), {}))) is not None
         }
     )
-    base, _, how = metric.partition("_")
+    name, count = averaged(metric)
+    base, _, how = name.partition("_")
+    over = f"@{count}" if count > 1 else ""
     beside = {} if how not in ("", "weighted") or scale == 1 else {
-        name: _values(block, f"{base}_{name}", scale) for name in ("worst", "worst_decile")
+        name: _values(block, f"{base}_{name}{over}", scale) for name in ("worst", "worst_decile")
     }  # fmt: skip
     kinds, remarks = _remarks(block)
     entries: dict[tuple[str, Column], Entry] = {}
@@ -245,7 +247,8 @@ def describe(metric: str) -> str:
     >>> describe("accuracy/received_weighted")
     'local test accuracy of the model each client receives from the server, sample-weighted mean over clients'
     """
-    quantity, _, rest = metric.partition("/")
+    name = averaged(metric)[0]
+    quantity, _, rest = name.partition("/")
     which, _, how = rest.partition("_")
     models = {
         "received": "the model each client receives from the server",
@@ -263,13 +266,23 @@ def describe(metric: str) -> str:
     return f"local test {quantity} of {models[which]}, {means[how]}"
 
 
+def when(metric: str) -> str:
+    """Return of which rounds a metric is.
+
+    >>> when("accuracy/trained"), when("accuracy/trained@5")
+    ('after the last round', 'as mean over the last 5 evaluations')
+    """
+    count = averaged(metric)[1]
+    return f"as mean over the last {count} evaluations" if count > 1 else "after the last round"
+
+
 def higher_is_better(metric: str) -> bool:
     """Whether the larger value is the better one: of accuracies, and of how well a planted graph was found.
 
     >>> higher_is_better("accuracy/trained_worst"), higher_is_better("accuracy/trained_std")
     (True, False)
     """
-    return metric.startswith(("accuracy/", "graph/")) and not metric.endswith("_std")
+    return metric.startswith(("accuracy/", "graph/")) and not averaged(metric)[0].endswith("_std")
 
 
 def _protocol(block: Block, metric: str) -> list[str]:
@@ -279,7 +292,7 @@ def _protocol(block: Block, metric: str) -> list[str]:
     counts = sorted({len(block.by_seed(label, column)) for label in block.labels for column in block.columns} - {0})
     rounds = " or ".join(map(str, lasts))
     lines = [
-        f"{describe(metric)} ({metric}), at the last round ({rounds} of {shared.get('rounds')}), never the best one",
+        f"{describe(metric)} ({metric}), {when(metric)} ({rounds} of {shared.get('rounds')}), never the best one",
         f"mean ± sample standard deviation over seeds, number of seeds in brackets ({_span(counts)}); bold: better "
         "than every other method of its column, by paired 95 % intervals corrected for their number (Holm)",
     ]
@@ -376,17 +389,19 @@ def tables_of(
 
     Args:
         roots: the folders and files.
-        metric: a metric of the last round; None: the one that the runs name.
+        metric: a metric of the last round, with "@N" its mean over the last N evaluations; None: the one that the
+            runs name.
         reference: label of the method that the others are compared with; None: the first of the study's file, if the
             runs are a study's.
-        drawn: whether figures of the metric follow, so that runs whose files for them are damaged are left out.
+        drawn: whether figures of the metric follow, so that runs whose files for them are damaged are left out, as
+            they are where a mean over evaluations is asked for.
 
     Raises:
         ConfigError: a folder that is not there, no finished run, or a metric or method that none of them has.
     """
     collection = collect(roots)
     metric = leading_metric(collection.runs, metric)
-    if drawn:
+    if drawn or averaged(metric)[1] > 1:
         collection = collect(roots, metric)
     if not collection.runs:
         why = f" ({'; '.join(collection.notes)})" if collection.notes else ""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from jgesr_lightning.reporting.render import interval_text
 from jgesr_lightning.reporting.runs import Column
 from jgesr_lightning.reporting.statistics import Difference
-from jgesr_lightning.reporting.tables import Table, column_title, describe, higher_is_better, mark_text
+from jgesr_lightning.reporting.tables import Table, column_title, describe, higher_is_better, mark_text, when
 
 _NAMED = 5  # methods level with the best that are named, the nearest
 
@@ -21,7 +21,7 @@ def reading(table: Table, settings: str) -> str:
     """Return under which reading and on which data the paragraphs hold."""
     unit = "percentage points" if table.unit else "the metric's unit"
     return (
-        f"This is {describe(table.metric)} ({table.metric}), after the last round; {settings}. Differences are in "
+        f"This is {describe(table.metric)} ({table.metric}), {when(table.metric)}; {settings}. Differences are in "
         f"{unit}, on equal seeds; intervals have 95 % confidence (Student's t) and are corrected for the number of "
         "methods compared (Holm)."
     )

@@ -12,6 +12,7 @@ from scipy import stats
 from jgesr_lightning.config import ConfigError
 from jgesr_lightning.reporting.paper import departures
 from jgesr_lightning.reporting.render import all_markdown, csv_text, latex, markdown
+from jgesr_lightning.reporting.store import store
 from jgesr_lightning.reporting.table import main
 from jgesr_lightning.reporting.tables import describe, protocol_text, tables_of
 from jgesr_lightning.study import load_study
@@ -228,6 +229,26 @@ def test_another_metric_and_an_unknown_one(tmp_path):
     assert cells(markdown(table), "fedavg")[0] == ["0.50 ± 0.00 (3)"]  # no percent, no number of the paper
     with pytest.raises(ConfigError, match=r"accuracy/recieved.*did you mean .accuracy/received.*known: .*loss/train"):
         tables_of([tmp_path], "accuracy/recieved")
+
+
+def test_the_mean_over_the_last_evaluations(tmp_path):
+    for method, accuracy in (("fedavg", 0.6), ("jgesr", 0.9)):
+        make_run(tmp_path / "runs", method, accuracy, method=method, rounds=4)
+    store(built([tmp_path / "runs"])[1], tmp_path / "results.json")
+    for place in ("runs", "results.json"):
+        (found,), _ = built([tmp_path / place], "accuracy/trained@3")
+        column = found.columns[0]
+        # rounds 2, 3, 4 of a curve that grows by a fifth of the last value in each, from round 0 on
+        assert found.entries["jgesr", column].value.mean == pytest.approx(100 * 0.9 * (3 + 4 + 5) / 15)
+        assert found.entries["fedavg", column].pair.mean == pytest.approx(-100 * 0.3 * 12 / 15)
+        assert "(accuracy/trained@3) as mean over the last 3 evaluations" in found.caption
+        assert "as mean over the last 3 evaluations (4 of 4)" in found.protocol[0]
+    for metric in ("accuracy/trained@5", "accuracy/trained@0", "accuracy/trained@x", "accuracy/trained@"):
+        with pytest.raises(ConfigError, match=f"no run has the metric '{metric}'"):
+            built([tmp_path / "runs"], metric)
+    (tmp_path / "runs" / "jgesr" / "metrics.csv").write_bytes(b"round,accuracy/trained\n0,0.1\xff\n")
+    (found,), collection = built([tmp_path / "runs"], "accuracy/trained@3")
+    assert found.rows == ["fedavg"] and "metrics.csv cannot be read" in collection.notes[0]
 
 
 def test_csv_holds_full_numbers(tmp_path):
