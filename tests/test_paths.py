@@ -81,7 +81,7 @@ def test_folders_of_runs_follow_the_rule(command, capsys, tmp_path, monkeypatch)
     assert "argument RUNS: ~no_such_user_here/runs names no place" in capsys.readouterr().err
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cli.main([command, "~/runs"]) == 2
-    assert f"no folder {tmp_path}/runs" in capsys.readouterr().err
+    assert f"no folder and no file {tmp_path}/runs" in capsys.readouterr().err
 
 
 def test_writable_makes_nothing(tmp_path):

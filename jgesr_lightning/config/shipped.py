@@ -45,8 +45,9 @@ def find_config(name: str | Path, below: str = "") -> Path:
         raise ConfigError(f"no configuration file {str(name)[:100]}... ({error.strerror})") from None
     if found is not None:
         return found
-    if path.is_dir():
-        raise ConfigError(f"{path} is a folder; name a configuration file")
+    if path.exists():
+        kind = "a folder" if path.is_dir() else "no regular file"
+        raise ConfigError(f"{path} is {kind}; name a configuration file")
     known = {file.stem: file.stem for file in sorted(places[-1].rglob("*.yaml"), reverse=True)}  # found by bare name
     for place in (*reversed(places[:-1]), path.parent):
         known |= {file.stem: str(file) for file in sorted(place.rglob("*.yaml"), reverse=True)}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import yaml
 
+from jgesr_lightning.checks import nearest
 from jgesr_lightning.config import ConfigError
 from jgesr_lightning.names import label, word
 from jgesr_lightning.reporting.runs import Run, read_summary
@@ -124,7 +125,8 @@ def _run_folders(root: Path, seen: set[Path], notes: list[str]) -> Iterator[Path
         notes.append(f"{shown(error.filename)}: cannot be read ({shown(error.strerror)}); left out")
 
     if not root.is_dir():
-        raise ConfigError(f"no folder {shown(root)}")
+        beside = [path.name for path in root.parent.glob("*") if path.exists()]
+        raise ConfigError(f"no folder and no file {shown(root)}{nearest(root.name, beside)}")
     top = root.resolve()
     for place, folders, files in os.walk(root, followlinks=True, onerror=closed):
         folder, real = Path(place), Path(place).resolve()

@@ -73,10 +73,10 @@ def predict_main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(list(arguments))
     model = open_trained(given.run).client(given.client, given.what)
     read = [unlabelled(user_path(file), model.input_shape, model.features) for file in given.files]
+    found = [(samples, scores(model, samples.inputs).double().softmax(1).max(1)) for samples in read]
     out = csv.writer(sys.stdout, lineterminator="\n")
     out.writerow(["sample", "class", "probability"])
-    for samples in read:
-        best = scores(model, samples.inputs).double().softmax(1).max(1)
+    for samples, best in found:
         for name, value, place in zip(samples.names, best.values.tolist(), best.indices.tolist(), strict=True):
             out.writerow([name, model.classes[place], f"{value:.4f}"])
     return 0

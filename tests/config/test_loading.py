@@ -1,6 +1,7 @@
 import ast
 import itertools
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -416,6 +417,8 @@ def test_a_missing_file_names_the_nearest(monkeypatch, tmp_path, write):
     mine = write("", "mine.yaml")
     assert f"did you mean {mine}" in error_of(tmp_path / "min.yaml")
     assert "is a folder" in error_of(tmp_path)
+    os.mkfifo(tmp_path / "pipe.yaml")
+    assert "pipe.yaml is no regular file; name a configuration file" in error_of(tmp_path / "pipe.yaml")
     with pytest.raises(ConfigError):
         find_config("/no/such/folder/x.yaml")
 

@@ -41,6 +41,8 @@ class Bare(FedAvg):
     def __init__(self): self.x = 1
 class Odd(FedAvg): own = "cleen"
 class Where(FedAvg): start = "here"
+class Terms(FedAvg):
+    def client_terms(self, proximal_mu=None): return 0.1
 """
 
 
@@ -92,6 +94,7 @@ def test_settings_of_an_outside_class_are_typed_from_its_signature():
         (["aggregator.name=./mine.py:Bare"], "Bare.__init__ must call super().__init__()"),
         (["aggregator.name=./mine.py:Odd"], "Odd.own is 'cleen' (did you mean 'clean'?); known: received, clean"),
         (["aggregator.name=./mine.py:Where"], "Where.start is 'here'; known: cloud, own"),
+        (["aggregator.name=./mine.py:Terms"], "must return a tuple of functions of (x, sent); it returned a float"),
         (["aggregator.name=./mine.py:odd"], "the default of its setting thing cannot stand in a file"),
         (["aggregator.name=./mine.py:named"], "its setting name must be called otherwise"),
         (["aggregator.name=./mine.py:hidden"], "its setting _x must be called otherwise"),

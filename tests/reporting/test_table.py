@@ -293,8 +293,10 @@ def test_command_prints_writes_and_fails_clearly(tmp_path, capsys):
     assert main([str(tmp_path / "runs"), "--format", "all", "--out", str(tmp_path / "out")]) == 0
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["table.csv", "table.md", "table.tex"]
     assert "lost: failed" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="no folder"):
-        main([str(tmp_path / "nowhere")])
+    with pytest.raises(ConfigError, match=r"no folder and no file .*/rums \(did you mean 'runs'\?\)"):
+        main([str(tmp_path / "rums")])
+    with pytest.raises(ConfigError, match=r"no folder and no file nowhere/at/all$"):
+        main(["nowhere/at/all"])
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="no finished run"):
         main([str(tmp_path / "empty")])

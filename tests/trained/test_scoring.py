@@ -131,7 +131,8 @@ def test_images_from_0_to_1_are_refused_by_a_network_of_bytes(result, pictures, 
     torch.save({"x": x / 255, "y": y}, tmp_path / "scaled.pt")
     for command in (["evaluate", "--data"], ["predict", "--client", "1"], ["attach", "--data"]):
         assert main([command[0], str(result.folder), *command[1:], str(tmp_path / "scaled.pt")]) == 2
-        assert "multiply them by 255" in capsys.readouterr().err
+        said = capsys.readouterr()
+        assert "multiply them by 255" in said.err and not said.out
 
 
 def test_data_that_are_not_there_are_said_to_be_missing(result, capsys):
