@@ -102,7 +102,7 @@ def build_aggregator(name: str, **settings: Any) -> Aggregator:
         raise ValueError(f"aggregator.name is {name!r}, which gave a {kind}; it must give an Aggregator")
     if "_modules" not in vars(method):  # nn.Module's own
         raise ValueError(f"aggregator.name is {name!r}; {type(method).__name__}.__init__ must call super().__init__()")
-    terms = method.client_terms()
+    terms = method.client_terms(None)
     if not (isinstance(terms, tuple | list) and all(map(callable, terms))):
         what = f"{type(method).__name__}.client_terms must return a tuple of functions of (x, sent)"
         raise ValueError(f"aggregator.name is {name!r}; {what}; it returned a {type(terms).__name__}")
