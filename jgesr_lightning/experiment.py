@@ -27,6 +27,7 @@ from jgesr_lightning.runtime.launch import Launch, build_fabric, first_process, 
 from jgesr_lightning.runtime.launch import plan as plan_launch
 from jgesr_lightning.runtime.sharding import PeerLostError, talking
 from jgesr_lightning.runtime.signals import StopRequest
+from jgesr_lightning.runtime.strategy import leave_at_exit
 from jgesr_lightning.seeding import deterministic
 from jgesr_lightning.trained import Trained, open_trained
 from jgesr_lightning.training import precision_remark
@@ -176,15 +177,16 @@ def _run(config: Config, parts: _Parts, opening: Opening | None) -> Result:
             with talking():
                 agreed = fabric.broadcast(opening)
             assert agreed is not None  # the first process sent its own
-            early = _outcome(agreed, config, folder)
-            if early:
-                return early
-            plan, reason = build.round_plan(config, fabric, data, parts.start, watchers.orchestrator, stop)
-            if fabric.is_global_zero:
-                _announce(config, folder, launch, plan, reason)
-                if data.left_out:
-                    say(f"data: {data.left_out}")
-            return _drive(config, folder, Federation(plan), agreed.source, watchers)
+            result = _outcome(agreed, config, folder)
+            if result is None:
+                plan, reason = build.round_plan(config, fabric, data, parts.start, watchers.orchestrator, stop)
+                if fabric.is_global_zero:
+                    _announce(config, folder, launch, plan, reason)
+                    if data.left_out:
+                        say(f"data: {data.left_out}")
+                result = _drive(config, folder, Federation(plan), agreed.source, watchers)
+            leave_at_exit()
+            return result
         except BaseException as error:
             failure = str(error) or type(error).__name__
             if agreed is not None and agreed.refusal:  # the folder is somebody else's

@@ -160,6 +160,13 @@ def fail_on_the_second_process():
     StackedEngine.train = train
 
 
+def say_what_is_left_for_the_end():
+    """Let each process say what it would do at its end, which processes of tests do not come to."""
+    import atexit
+
+    atexit.register = lambda function: print(f"at exit: {function.__name__}", file=sys.stderr, flush=True)
+
+
 def fail_to_write_summaries():
     """Let the first process find no room for summary.json from round 1 on."""
     from jgesr_lightning.callbacks.files import ResultFiles

@@ -108,6 +108,15 @@ def test_a_broken_client_is_left_out_on_every_process(tmp_path):
     assert torch.isfinite(models(tmp_path / "runs" / "drop")).all()
 
 
+def test_processes_leave_each_other_in_order_after_what_ended_well(tmp_path):
+    """Else a thread of gloo's may outlive the interpreter, which aborts a process that has done all there was."""
+    argv = ["train", write_config(tmp_path), "runtime.devices=auto", "resume=auto"]
+    for place in ("first", "done"):  # where the second finds nothing to do
+        started = together(2, argv, tmp_path / place, "say_what_is_left_for_the_end")
+        assert [process.wait() for process in started] == [0, 0]
+        assert all(process.output.count("at exit: _destroy_dist_connection") == 1 for process in started)
+
+
 def test_a_failure_of_the_first_process_ends_all_with_one_line(tmp_path):
     argv = ["train", write_config(tmp_path), "runtime.devices=auto"]
     started = together(2, argv, tmp_path, "fail_to_write_summaries")
@@ -188,6 +197,7 @@ def launched(tmp_path_factory):
 def test_started_by_ourselves_and_by_torchrun(launched, name):
     runs, ends = launched
     assert ends[name].returncode == 0, ends[name].stderr
+    assert "terminate called" not in ends[name].stderr
     assert ends[name].stderr.count("results: ") == 1
     assert "2 x cpu" in ends[name].stderr
     assert "Warning" not in ends[name].stderr

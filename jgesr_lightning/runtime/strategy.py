@@ -225,6 +225,16 @@ def watch_parent(parent: int) -> None:
     os._exit(1)
 
 
+def leave_at_exit() -> None:
+    """Have this process leave the others in order when its program ends; for runs that ended well.
+
+    A thread of gloo's that outlives the interpreter aborts the process, which then counts as failed (PyTorch issue
+    190489). After a failure something may be under way still, and to leave would be to wait for it.
+    """
+    if dist.is_initialized():
+        atexit.register(_destroy_dist_connection)
+
+
 def register() -> None:
     """Make the strategy known to Fabric by name (once)."""
     if NAME not in STRATEGY_REGISTRY:
