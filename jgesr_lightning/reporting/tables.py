@@ -408,6 +408,9 @@ def tables_of(
         raise ConfigError(f"no finished run in {', '.join(map(shown, roots))}{why}")
     without = [run for run in collection.runs if run.last(metric) is None]
     if len(without) == len(collection.runs):
+        name, count = averaged(metric)
+        if any(run.last(name) is not None for run in collection.runs):
+            raise ConfigError(f"no run has {count} evaluations of {name}; ask for the mean over fewer")
         known = sorted({name for run in collection.runs for name in run.summary["last"] if name != "round"})
         raise ConfigError(f"no run has the metric {metric!r}{nearest(metric, known)}; known: {', '.join(known)}")
     notes = [*collection.notes, *(f"{run.name}: {metric} was not measured; left out" for run in without)]

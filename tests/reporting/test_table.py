@@ -243,7 +243,9 @@ def test_the_mean_over_the_last_evaluations(tmp_path):
         assert found.entries["fedavg", column].pair.mean == pytest.approx(-100 * 0.3 * 12 / 15)
         assert "(accuracy/trained@3) as mean over the last 3 evaluations" in found.caption
         assert "as mean over the last 3 evaluations (4 of 4)" in found.protocol[0]
-    for metric in ("accuracy/trained@5", "accuracy/trained@0", "accuracy/trained@x", "accuracy/trained@"):
+    with pytest.raises(ConfigError, match="no run has 5 evaluations of accuracy/trained; ask for the mean over fewer"):
+        built([tmp_path / "runs"], "accuracy/trained@5")
+    for metric in ("accuracy/trained@0", "accuracy/trained@x", "accuracy/trained@"):
         with pytest.raises(ConfigError, match=f"no run has the metric '{metric}'"):
             built([tmp_path / "runs"], metric)
     (tmp_path / "runs" / "jgesr" / "metrics.csv").write_bytes(b"round,accuracy/trained\n0,0.1\xff\n")
