@@ -26,7 +26,8 @@ from jgesr_lightning.reporting.maps import Map, map_of
 from jgesr_lightning.reporting.network import graph_network, strongest
 from jgesr_lightning.reporting.options import add_arguments, beside
 from jgesr_lightning.reporting.plots import Series
-from jgesr_lightning.reporting.runs import Block, Column, Run, averaged, blocks
+from jgesr_lightning.reporting.runs import Block, Column, Run, blocks
+from jgesr_lightning.reporting.sources import averaged
 from jgesr_lightning.reporting.statistics import interval_of, mean_of
 from jgesr_lightning.reporting.tables import (
     METRIC,

@@ -11,7 +11,7 @@ from typing import Any
 
 from jgesr_lightning.config import completed
 from jgesr_lightning.identity import CELL, condition, digest, flatten, method_label, protocol, rounded, seed_of
-from jgesr_lightning.reporting.sources import UNREADABLE, Source
+from jgesr_lightning.reporting.sources import UNREADABLE, Source, averaged
 from jgesr_lightning.reporting.text import shown
 
 SCHEMA = 1
@@ -87,16 +87,6 @@ class Run:
             flat = flatten(self.config)
             settings = {key: flat[key] for key in settings}
         return digest({"condition": settings, "seed": self.seed}, 32)
-
-
-def averaged(metric: str) -> tuple[str, int]:
-    """Return the name of a metric, and over how many of the last evaluations it is averaged.
-
-    >>> averaged("accuracy/trained@5"), averaged("accuracy/trained")
-    (('accuracy/trained', 5), ('accuracy/trained', 1))
-    """
-    name, at, count = metric.partition("@")
-    return (name, int(count)) if at and count.isdecimal() and int(count) > 0 else (metric, 1)
 
 
 def read_summary(folder: Path, summary: Any, source: Source) -> Run | str:

@@ -110,11 +110,21 @@ def square(graph: Array, number: int) -> Array:
     return graph
 
 
+def averaged(metric: str) -> tuple[str, int]:
+    """Return the name of a metric, and over how many of the last evaluations it is averaged.
+
+    >>> averaged("accuracy/trained@5"), averaged("accuracy/trained")
+    (('accuracy/trained', 5), ('accuracy/trained', 1))
+    """
+    name, at, count = metric.partition("@")
+    return (name, int(count)) if at and count.isdecimal() and int(count) > 0 else (metric, 1)
+
+
 def damage(source: Source, metric: str) -> str | None:
     """Return which of the files that figures are drawn from cannot be read, and why; None where all can."""
     name = "metrics.csv"
     try:
-        source.history(metric.partition("@")[0])
+        source.history(averaged(metric)[0])
         name = "partition.csv"
         held = source.class_counts()
         name = "graphs.npz"

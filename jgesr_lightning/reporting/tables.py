@@ -13,7 +13,8 @@ from jgesr_lightning.config import ConfigError
 from jgesr_lightning.identity import number_text
 from jgesr_lightning.reporting.collection import Collection, collect
 from jgesr_lightning.reporting.paper import departures, is_papers, paper_value
-from jgesr_lightning.reporting.runs import Block, Column, Run, averaged, blocks, method_rank
+from jgesr_lightning.reporting.runs import Block, Column, Run, blocks, method_rank
+from jgesr_lightning.reporting.sources import averaged
 from jgesr_lightning.reporting.statistics import Difference, Mean, corrected, mean_of, paired
 from jgesr_lightning.reporting.text import shown
 
@@ -126,9 +127,9 @@ def build(block: Block, metric: str = METRIC, reference: str | None = None) -> T
             if label != reference and (pair := paired(seeds, values.get((reference or "", column), {}))) is not None
         }
     )
-    name, count = averaged(metric)
-    base, _, how = name.partition("_")
-    over = f"@{count}" if count > 1 else ""
+    plain = averaged(metric)[0]
+    base, _, how = plain.partition("_")
+    over = metric.removeprefix(plain)
     beside = {} if how not in ("", "weighted") or scale == 1 else {
         name: _values(block, f"{base}_{name}{over}", scale) for name in ("worst", "worst_decile")
     }  # fmt: skip
@@ -247,8 +248,7 @@ def describe(metric: str) -> str:
     >>> describe("accuracy/received_weighted")
     'local test accuracy of the model each client receives from the server, sample-weighted mean over clients'
     """
-    name = averaged(metric)[0]
-    quantity, _, rest = name.partition("/")
+    quantity, _, rest = averaged(metric)[0].partition("/")
     which, _, how = rest.partition("_")
     models = {
         "received": "the model each client receives from the server",
