@@ -12,9 +12,10 @@ from torch import Tensor
 from jgesr_lightning.aggregators.base import Upload
 from jgesr_lightning.aggregators.distances import products
 
-ROUNDS = 5
-"""Updates of so many rounds come before the first grouping: first steps from one model tell the labels apart."""
-KEPT = ("groups", "products", "squares", "rounds")
+ROUNDS = 8
+"""So many rounds come before the first grouping: first steps from one model tell the labels apart, and a round in which
+clients jump, too long a step, weighs little among eight."""
+KEPT = ("groups", "cosines", "rounds")
 
 
 class Grouping:
@@ -31,8 +32,7 @@ class Grouping:
 
     Attributes:
         groups: (K,) int64, the group of each client.
-        products: (K, K) float64, scalar products of the updates, added up over the rounds in which both took part.
-        squares: (K, K) float64, squared lengths of each row's updates, added up over the same rounds.
+        cosines: (K, K) float64, cosines of the updates, added up over the rounds in which both took part.
         rounds: (K, K) float64, how many rounds these are.
         explained: by the grouping that explains most, whether or not it was taken.
     """
@@ -40,37 +40,35 @@ class Grouping:
     def __init__(self, threshold: float) -> None:
         self.threshold, self.explained = threshold, 0.0
         self.groups = torch.zeros(0, dtype=torch.int64)
-        self.products = self.squares = self.rounds = torch.zeros(0, 0, dtype=torch.float64)
+        self.cosines = self.rounds = torch.zeros(0, 0, dtype=torch.float64)
 
     def follow(self, upload: Upload) -> None:
         """Take in a round's updates; ValueError where `previous` is missing, or for another number of clients."""
         if not len(self.groups):
             self.groups = torch.zeros(upload.num_clients, dtype=torch.int64)
-            self.products, self.squares, self.rounds = torch.zeros(3, *2 * [upload.num_clients], dtype=torch.float64)
+            self.cosines, self.rounds = torch.zeros(2, *2 * [upload.num_clients], dtype=torch.float64)
         if len(self.groups) != upload.num_clients:
             raise ValueError(f"the groups are those of {len(self.groups)} clients, not {upload.num_clients}")
         if upload.previous is None:
             raise ValueError("groups needs `previous`, which updates are counted from")
         at, new = (upload.clients[:, None], upload.clients), products(upload, "updates", None)[0]
-        sums = self.products, self.squares, self.rounds  # cloned, since `state` gave them away
-        self.products, self.squares, self.rounds = (former.clone() for former in sums)
-        self.products[at] += new
-        self.squares[at] += new.diagonal()[:, None]
+        lengths = new.diagonal().sqrt()
+        scale = lengths[:, None] * lengths
+        self.cosines, self.rounds = self.cosines.clone(), self.rounds.clone()  # since `state` gave them away
+        self.cosines[at] += torch.where(scale == 0, 0.0, new / scale)
         self.rounds[at] += 1
         found, self.explained = partition(self.likeness())
         if self.explained > self.threshold and float(self.rounds.max()) >= ROUNDS:
             self.groups = found
 
     def likeness(self) -> Tensor:
-        """Return the cosines of the clients' updates, those of all rounds that a pair shared put end to end; (K, K).
+        """Return the cosines of the clients' updates, the mean over the rounds that a pair shared; (K, K).
 
-        Lengths are those of the same rounds: first updates are the longest, and clients who were all there for them
-        would else look alike. A pair that never met is NaN, a client that never moved like nobody. What noise there is
-        on what arrived is in the lengths, which takes all cosines nearer to zero alike.
+        Every round counts alike, however long its updates: first updates are the longest, and one round in which
+        clients jump, too long a step, would else decide by itself. A pair that never met is NaN, a client that did not
+        move like nobody. Noise on what arrived is in the lengths, which takes all cosines nearer to zero alike.
         """
-        lengths = (self.squares / self.rounds).sqrt()
-        scale = lengths * lengths.T
-        return torch.where(scale == 0, 0.0, self.products / self.rounds / scale)
+        return self.cosines / self.rounds
 
     def together(self, clients: Tensor) -> Tensor:
         """Return which pairs are of one group, (P, P) float64: 1.0 or 0.0, that on the diagonal, too."""
@@ -95,7 +93,7 @@ class Grouping:
         if len(sums) < len(others) or not all(each.shape == shape and bool(each.isfinite().all()) for each in sums):
             raise ValueError(f"what the groups of {len(groups)} clients rest on must be finite, and {shape} each")
         self.groups = groups.cpu()
-        self.products, self.squares, self.rounds = (each.to("cpu", torch.float64) for each in sums)
+        self.cosines, self.rounds = (each.to("cpu", torch.float64) for each in sums)
 
 
 def partition(likeness: Tensor) -> tuple[Tensor, float]:

@@ -222,7 +222,7 @@ def bench_groups(clients: int, size: int, repeats: int) -> None:
     sent = 0.05 * torch.randn(1, size, generator=draw).expand(clients, -1)
     shared = 0.003 * torch.randn(4, size, generator=draw)[torch.arange(clients) % 4]
     received = sent + shared + 0.02 * torch.randn(clients, size, generator=draw)
-    printed, grouped = JGESR(), JGESR(fidelity="uniform", mu=0.001, groups=0.6)
+    printed, grouped = JGESR(), JGESR(fidelity="uniform", mu=0.001, groups=0.65)
     for _ in range(5):  # rounds before the first grouping
         grouped(received, weights, previous=sent)
 

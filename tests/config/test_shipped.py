@@ -26,9 +26,9 @@ def test_robust_is_one_setting_for_clients_of_whom_nothing_is_known(tmp_path, mo
     config = load_config("robust")
     method = config.aggregator
     assert (config.name, config.clients, config.local.lr, method.name) == ("robust", 20, 0.1, "jgesr")
-    assert {"fidelity": "uniform", "mu": 0.001, "groups": 0.6}.items() <= method.settings.items()
+    assert {"fidelity": "uniform", "mu": 0.001, "groups": 0.65}.items() <= method.settings.items()
     built = build_aggregator(method.name, **method.settings)
-    assert built.groups == 0.6 and [term.mu for term in built.client_terms()] == [0.001]
+    assert built.groups == 0.65 and [term.mu for term in built.client_terms()] == [0.001]
 
 
 def test_studies_are_looked_for_in_their_own_folder(tmp_path, monkeypatch):
