@@ -75,6 +75,11 @@ class Grouping:
         groups = self.groups[clients]
         return (groups[:, None] == groups).double().fill_diagonal_(0)
 
+    def averaging(self, clients: Tensor, weights: Tensor) -> Tensor:
+        """Return what takes these clients' models to the means of their groups by `weights`, (P, P), rows of one."""
+        shares = (self.together(clients) + torch.eye(len(clients), dtype=torch.float64)) * weights
+        return shares / shares.sum(1, keepdim=True)
+
     def info(self) -> dict[str, Any]:
         """Return what there is to report."""
         groups = self.groups.tolist()

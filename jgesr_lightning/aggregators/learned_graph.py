@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from jgesr_lightning.aggregators.base import OWNS, Aggregate, Aggregator, Own, Upload, no_reduce
+from jgesr_lightning.aggregators.base import OWNS, Aggregate, Aggregator, Own, Upload, mix, no_reduce
 from jgesr_lightning.aggregators.distances import (
     KINDS,
     LAYER_WEIGHTS,
@@ -297,7 +297,11 @@ class JointlySolved(LearnedGraph):
         if self.graph_scope == "layer" and upload.layers is None:
             raise ValueError("graph_scope is 'layer', which needs `layers`: the number of columns of each layer")
         layers = upload.layers if self.graph_scope == "layer" else None
-        aim = self.aimed(upload, layers)
+        aim, weights, start = self.aimed(upload, layers), self.weights(upload), upload.previous
+        if self.grouping is not None and upload.mask is not None:
+            # A small mu takes 1 / mu steps to bring the members of a group from another start to their mean.
+            upload = replace(upload, previous=mix(upload, self.grouping.averaging(upload.clients, weights.cpu())))
+            aim = None if aim is None else Aim(aim.distances, None)
         if aim is None:
             noise = self.noise(upload, layers)
         else:
@@ -305,10 +309,10 @@ class JointlySolved(LearnedGraph):
             noise = distances_from_gram(plain) - aim.distances
         problem = self.posed(upload, noise, upload.received.device)
         models = Models(
-            problem.pulled(upload.received, self.weights(upload), upload.mask),
+            problem.pulled(upload.received, weights, upload.mask),
             layers,
             None if upload.reduce is no_reduce else upload.reduce,
-            start=upload.previous if self.init == "previous" else None,
+            start=start if self.init == "previous" else None,
             previous=upload.previous,
         )
         (solution,) = self.solver().solve(models)

@@ -344,6 +344,23 @@ def test_under_a_small_mu_members_get_the_plain_mean_of_their_group(name, spread
         assert float(out.graph[~within].sum()) < 1e-4 * float(out.graph.sum())
 
 
+@pytest.mark.parametrize(("name", "spread"), [("jgesr", 0.01), ("two_step", 0.01), ("graph_filter", 0.05)])
+@pytest.mark.parametrize("labels", [PLANTED, [0] * 12])
+@pytest.mark.parametrize("noise", [0.1, 1.0])
+def test_with_gaps_members_get_the_plain_mean_of_what_arrived_of_their_group(name, spread, labels, noise):
+    method = build_aggregator(name, **ROBUST)
+    for each in rounds_of(ROUNDS + 4, labels, missing=0.3, noise=noise):
+        out = method(**each)
+        found, mask = torch.tensor(out.info["groups"]), each["mask"].double()
+        within = (found[:, None] == found).double()
+        arrived = torch.where(each["mask"], each["received"], 0.0)
+        delivered = within @ mask  # of a column that none of its members did a group learns from the others, or not
+        away = (out.models - within @ arrived / delivered.clamp_min(1))[delivered > 0].norm()
+        apart = ((each["received"] - each["received"].mean(0)) * mask).norm()
+        assert float(away) < spread * float(apart) and out.info.get("converged", True)
+    assert found.tolist() == labels
+
+
 OPTIONS = [
     {"own": "clean"},
     {"distances": "updates", "memory": 0.5, "noise_correction": "known"},

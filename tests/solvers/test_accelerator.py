@@ -83,7 +83,7 @@ def test_groups_are_kept_apart_as_on_the_host(name, settings, missing):
 
     def out():
         method = build_aggregator(name, groups=1.0, **settings)
-        method.load_state({"grouping": {"groups": GROUPS, "products": none, "squares": none, "rounds": none}})
+        method.load_state({"grouping": {"groups": GROUPS, "cosines": none, "rounds": none}})
         return method(received, weights, **given)
 
     expected = out()
