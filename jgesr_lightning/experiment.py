@@ -210,7 +210,10 @@ def _drive(
             plan.aggregator.load_state(shared["aggregator"])
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             kind = f"{type(error).__name__}: {error}"
-            raise checkpoint.CheckpointError(f"{source} holds no state of {plan.aggregator.name} ({kind})") from error
+            raise checkpoint.CheckpointError(
+                f"{source} holds no state that {plan.aggregator.name} can go on from ({kind}): another version wrote "
+                "it, or it is damaged; start anew without resume, under another name= to keep it"
+            ) from error
         if zero:
             say(f"going on from {source}, after round {state.round}")
     try:

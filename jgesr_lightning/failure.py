@@ -49,7 +49,7 @@ def account(error: BaseException, config: Config, folder: Path, files: ResultFil
         reason, raised = "interrupted", error
     if files is not None and folder.is_dir():
         try:
-            files.write_failure(config.rounds, reason)
+            files.write_failure(config.rounds, reason, refused=isinstance(error, checkpoint.CheckpointError))
         except OSError as second:  # the disk may be full; the failure itself is on its way to the user
             say(f"summary.json could not be written: {second}")
     if raised is error:

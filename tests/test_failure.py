@@ -139,3 +139,18 @@ def test_a_table_that_is_removed_or_emptied_comes_back_whole(table, config, monk
 
 def test_only_the_first_line_of_an_error_is_told():
     assert describe(RuntimeError("one\ntwo")) == "RuntimeError: one"
+
+
+def test_a_finished_run_stays_one_where_going_on_from_it_is_refused(config, capsys, monkeypatch):
+    assert cli.main(["train", str(config)]) == 0
+    before = summary(config)
+    assert before["status"] == "finished"
+
+    def refuse(self, state):
+        raise ValueError("not mine")
+
+    monkeypatch.setattr("jgesr_lightning.aggregators.base.Aggregator.load_state", refuse)
+    assert cli.main(["train", str(config), "resume=auto", "rounds=9"]) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "holds no state that " in last and "(ValueError: not mine)" in last and "start anew without resume" in last
+    assert summary(config) == before

@@ -121,8 +121,11 @@ class ResultFiles:
             if self._outcome is not None and self._outcome[2] != "running":
                 self._write()
 
-    def write_failure(self, rounds: int, reason: str) -> None:
-        """Write that the run failed; where it had not begun, what the folder says of earlier rounds is kept."""
+    def write_failure(self, rounds: int, reason: str, refused: bool = False) -> None:
+        """Write that the run failed; where it had not begun, what the folder says of earlier rounds is kept.
+
+        A finished run that could not be gone on from, being `refused`, stays one.
+        """
         if self._progress is not None:
             self.write_summary(*self._progress, "failed", reason)
             return
@@ -131,7 +134,10 @@ class ResultFiles:
             former = json.loads(path.read_text())
         except (OSError, ValueError, RecursionError):
             former = None
-        begun = self._summary(rounds, None, "failed", reason) | (former if isinstance(former, dict) else {})
+        former = former if isinstance(former, dict) else {}
+        if refused and former.get("status") == "finished":
+            return
+        begun = self._summary(rounds, None, "failed", reason) | former
         self._store(begun | {"status": "failed", "reason": reason})
 
     def _write(self) -> None:
