@@ -35,6 +35,6 @@ def read_summary(folder: Path) -> dict[str, Any]:
     if found.get("status") not in STATUSES:
         raise DamagedSummaryError(f"{FILE} has no status")
     for key in ("config", "last"):
-        if not isinstance(found.get(key, {}), dict) or (found["status"] == "finished" and key not in found):
+        if not isinstance(found.get(key, {}), dict) or (found["status"] == "finished" and not found.get(key)):
             raise DamagedSummaryError(f"{FILE} says {found['status']!r} but lacks {key!r}")
     return found

@@ -22,6 +22,7 @@ def test_sound_and_missing_ones(tmp_path):
     [
         "", "{", "[]", "null", "3", "[" * 100_000, '{"a":' * 100_000, "{}", '{"status": "done"}',
         '{"status": ["finished"]}', '{"status": "finished"}', '{"status": "finished", "config": {}, "last": null}',
+        '{"status": "finished", "config": {}, "last": {"accuracy/received": 0.5}}',
         '{"status": "running", "config": []}', "\udcff",
     ],
 )  # fmt: skip
