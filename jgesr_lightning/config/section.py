@@ -157,7 +157,8 @@ def _one_line(model: type[Section], values: Mapping[str, Any]) -> Iterator[None]
     except ValidationError as error:
         wrong = sorted(error.errors(), key=lambda each: each["type"] != "extra_forbidden")  # unknown keys first
         found = [(*_key_and_value(each, model.section, values), each) for each in wrong]
-        within = [each for each in found if each[0].startswith(found[0][0])]
+        first = found[0][0]
+        within = [each for each in found if each[0] == first or each[0].startswith((f"{first}.", f"{first}["))]
         key, value, _ = max(within, key=lambda each: len(each[0]))  # of several types, the one that fits best
         line = _complaint(model, key, value, [each for name, _, each in found if name == key])
         raise ConfigError(located(line, dict(places(values, model.section)))) from None
