@@ -287,9 +287,12 @@ def choose(cells: Sequence[Cell], only: Sequence[str] = (), part: tuple[int, int
         ConfigError: a pattern that matches nothing.
     """
     patterns = [pattern if set(pattern) & set("*?[") else f"*{pattern}*" for pattern in only]
-    for pattern in patterns:
+    for given, pattern in zip(only, patterns, strict=True):
+        if not given:
+            raise ConfigError("--only is empty; leave it out to choose all cells")
         if not any(fnmatch.fnmatchcase(cell.name, pattern) for cell in cells):
-            raise ConfigError(f"--only {pattern.strip('*')} matches no cell; --list shows them")
+            words = {word for cell in cells for word in cell.name.split("_")}
+            raise ConfigError(f"--only {given} matches no cell{nearest(given, words)}; --list shows them")
     matching = [c for c in cells if not patterns or any(fnmatch.fnmatchcase(c.name, p) for p in patterns)]
     return matching[part[0] - 1 :: part[1]]
 

@@ -108,8 +108,12 @@ def test_choosing_by_pattern_and_part(tmp_path):
     parts = [choose(cells, part=(part, 4)) for part in (1, 2, 3, 4)]
     assert [len(part) for part in parts] == [2, 2, 1, 1]
     assert sorted(c.name for part in parts for c in part) == sorted(c.name for c in cells)
-    with pytest.raises(ConfigError, match="matches no cell"):
+    with pytest.raises(ConfigError, match=r"--only fedprox matches no cell; --list shows them"):
         choose(cells, ["fedprox"])
+    with pytest.raises(ConfigError, match=r"--only locl matches no cell \(did you mean 'local'\?\)"):
+        choose(cells, ["locl"])
+    with pytest.raises(ConfigError, match="--only is empty; leave it out to choose all cells"):
+        choose(cells, ["local", ""])
 
 
 def test_part_from_text_or_from_slurm():
