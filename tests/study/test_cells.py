@@ -68,6 +68,7 @@ data: {synthetic: {data.kappa: 0.2}}
     [
         ("methods: {local: {}}\nnoises: [1]\n", "unknown key noises (did you mean 'noise'?)"),
         ("noise: [1]\n", "methods is missing"),
+        ("method: {local: {}}\n", "unknown key method (did you mean 'methods'?)"),
         ("methods: {fedavg: {mu_proxx: 1}}\ndata: [synthetic]\n", "mu_proxx"),
         ("methods: {fedavgg: {}}\ndata: [synthetic]\n", "fedavg"),
         ("methods: {local: {}}\ndata: [synthetic]\nnoise: [-1]\n", "channel.noise"),
