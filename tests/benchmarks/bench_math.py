@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -28,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from jgesr_lightning.aggregators.base import Aggregate  # noqa: E402
+from jgesr_lightning.aggregators.groups import ROUNDS  # noqa: E402
 from jgesr_lightning.aggregators.jgesr import JGESR  # noqa: E402
 from jgesr_lightning.graph.arrays import enter, leave  # noqa: E402
 from jgesr_lightning.graph.gram import self_product  # noqa: E402
@@ -216,22 +218,25 @@ def bench_complete(clients: int, size: int, device: torch.device, repeats: int, 
 
 
 def bench_groups(clients: int, size: int, repeats: int) -> None:
-    """The setting of robust.yaml beside jgesr as printed, on uploads of four groups."""
+    """The setting of robust.yaml beside jgesr as printed, on uploads of four groups, without gaps and with."""
     draw = torch.Generator().manual_seed(3)
     _, weights = federation(clients, size, torch.device("cpu"))
     sent = 0.05 * torch.randn(1, size, generator=draw).expand(clients, -1)
     shared = 0.003 * torch.randn(4, size, generator=draw)[torch.arange(clients) % 4]
     received = sent + shared + 0.02 * torch.randn(clients, size, generator=draw)
-    printed, grouped = JGESR(), JGESR(fidelity="uniform", mu=0.001, groups=0.65)
-    for _ in range(5):  # rounds before the first grouping
-        grouped(received, weights, previous=sent)
+    for rate in (0.0, 0.1):
+        mask = torch.rand(received.shape, generator=draw) >= rate if rate else None
+        printed, grouped = JGESR(), JGESR(fidelity="uniform", mu=0.001, groups=0.65)
 
-    def robust() -> Aggregate:
-        return grouped(received, weights, previous=sent)
+        def aggregate(method: JGESR, mask: torch.Tensor | None = mask) -> Aggregate:
+            return method(received, weights, mask=mask, previous=sent)
 
-    both = in_turn(torch.device("cpu"), repeats, robust, lambda: printed(received, weights))
-    what = f"jgesr in groups, as in robust.yaml ({robust().info['num_groups']} found)"
-    row(f"{what}: a whole aggregation", "jgesr as printed, the same uploads", *both, "<= 2")
+        for _ in range(ROUNDS):
+            found = aggregate(grouped).info["num_groups"]
+        repeats = repeats if mask is None else max(1, repeats // 5)
+        both = in_turn(torch.device("cpu"), repeats, partial(aggregate, grouped), partial(aggregate, printed))
+        what = f"jgesr in groups, as in robust.yaml ({found} found), {rate:.0%} missing"
+        row(f"{what}: a whole aggregation", "jgesr as printed, the same uploads", *both, "<= 2")
 
 
 def bench_masked(clients: int, size: int, device: torch.device, repeats: int, name: str) -> None:
