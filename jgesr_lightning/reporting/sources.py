@@ -20,6 +20,9 @@ UNREADABLE = (
 )  # fmt: skip
 """What reading a file raises that is cut short, was overwritten in part or is no such file at all."""
 
+CURVES = ("accuracy/", "loss/")
+"""How the metrics begin whose curves are drawn, averaged over evaluations and stored."""
+
 
 class Source(Protocol):
     """What figures are drawn from, besides the summary; each returns None where the run has no such thing."""
@@ -120,11 +123,17 @@ def averaged(metric: str) -> tuple[str, int]:
     return (name, int(count)) if at and count.isdecimal() and int(count) > 0 else (metric, 1)
 
 
+def curve_names(source: Source) -> list[str]:
+    """Return the names of the `CURVES` of a run."""
+    return [name for name in source.metrics() if name.startswith(CURVES)]
+
+
 def damage(source: Source, metric: str) -> str | None:
     """Return which of the files that figures are drawn from cannot be read, and why; None where all can."""
     name = "metrics.csv"
     try:
-        source.history(averaged(metric)[0])
+        for curve in (averaged(metric)[0], *curve_names(source)):
+            source.history(curve)
         name = "partition.csv"
         held = source.class_counts()
         name = "graphs.npz"

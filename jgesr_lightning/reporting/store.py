@@ -17,6 +17,7 @@ import numpy as np
 from jgesr_lightning.identity import flatten
 from jgesr_lightning.reporting.collection import Collection
 from jgesr_lightning.reporting.runs import Run
+from jgesr_lightning.reporting.sources import curve_names
 from jgesr_lightning.reporting.stored import FORMAT, VERSION
 from jgesr_lightning.runtime.files import write_atomically
 
@@ -46,11 +47,7 @@ def store(collection: Collection, path: Path) -> None:
 
 def _row(run: Run, settings: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
     row: dict[str, Any] = {"name": run.name, "settings": settings, "summary": dict(summary)}
-    curves = {
-        name: history
-        for name in run.source.metrics()
-        if name.startswith(("accuracy/", "loss/")) and (history := run.source.history(name)) is not None
-    }
+    curves = {name: history for name in curve_names(run.source) if (history := run.source.history(name)) is not None}
     if curves:
         row["curves"] = {"round": next(iter(curves.values()))[0]}
         row["curves"] |= {name: [_rounded(value) for value in values] for name, (_, values) in curves.items()}

@@ -112,3 +112,23 @@ def test_a_damaged_curve_or_graph_is_named_too(tmp_path):
     _, collection = built([tmp_path / "a.json"], drawn=True)
     assert len(collection.runs) == 3 and len(collection.notes) == 3
     assert np.isfinite(collection.runs[0].last("accuracy/received"))
+
+
+def test_a_run_with_any_damaged_curve_is_left_out_of_what_is_stored(tmp_path, capsys):
+    study(tmp_path / "runs")
+    path = tmp_path / "runs" / "jgesr_0" / "metrics.csv"
+    path.write_text(path.read_text() + "3,abc,0.5\n")  # accuracy/received is not what the tables lead with
+    arguments = ["--metric", "accuracy/trained", "--store", str(tmp_path / "a.json")]
+    assert main([str(tmp_path / "runs"), *arguments]) == 0
+    content = json.loads((tmp_path / "a.json").read_text())
+    assert len(content["runs"]) == 5
+    assert "jgesr_0: metrics.csv cannot be read (ValueError: could not convert" in capsys.readouterr().err
+    content["runs"][0]["curves"]["accuracy/received"].pop()
+    for row, curves in zip(content["runs"][1:], ([1], 5, None), strict=False):
+        row["curves"] = curves
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    assert main([str(tmp_path / "a.json"), *arguments[:3], str(tmp_path / "b.json")]) == 0
+    assert [row["name"] for row in json.loads((tmp_path / "b.json").read_text())["runs"]] == ["jgesr_2"]
+    told = capsys.readouterr().err
+    assert "fedavg_0: metrics.csv cannot be read (ValueError: accuracy/received has 2 values for 3 rounds)" in told
+    assert told.count("left out") == 4
