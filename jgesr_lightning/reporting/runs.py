@@ -15,6 +15,8 @@ from jgesr_lightning.reporting.sources import UNREADABLE, Source, averaged
 from jgesr_lightning.reporting.text import shown
 
 SCHEMA = 1
+EVALUATED = "accuracy/received"
+"""What every evaluation measures, and what is finite even of models that are not."""
 
 Column = tuple[str, float, float]
 """Data set, noise level, missing rate: a column of a table."""
@@ -70,15 +72,21 @@ class Run:
     def last(self, metric: str) -> float | None:
         """Return a metric of the last round, or "metric@N": its mean over the last N evaluations.
 
-        None where it was not measured, or not so often.
+        None where it was not measured, or not so often, or is not finite.
         """
         name, count = averaged(metric)
         if count > 1:
-            held = self.source.history(name)
-            values = [value for value in ([] if held is None else held[1]) if math.isfinite(value)][-count:]
-            return sum(values) / count if len(values) == count else None
+            values = self._evaluated(name)[-count:]
+            return sum(values) / count if len(values) == count and all(map(math.isfinite, values)) else None
         value = self.summary["last"].get(name)
         return None if value is None or not math.isfinite(value) else float(value)
+
+    def _evaluated(self, name: str) -> list[float]:
+        """Return a metric's values, finite or not, at the evaluations, which need not be in every round."""
+        held, evaluated = self.source.history(name), self.source.history(EVALUATED)
+        if held is None or evaluated is None:
+            return []
+        return [value for value, mark in zip(held[1], evaluated[1], strict=True) if math.isfinite(mark)]
 
     def identity(self, exact: bool = False) -> str:
         """Return a text that is the same for runs of equal settings and seed, `exact` or to rounding."""

@@ -253,6 +253,30 @@ def test_the_mean_over_the_last_evaluations(tmp_path):
     assert found.rows == ["fedavg"] and "metrics.csv cannot be read" in collection.notes[0]
 
 
+def rewrite(folder, last, *lines):
+    """Give a run other last values and another table of metrics."""
+    summary = json.loads((folder / "summary.json").read_text())
+    change(folder, last=summary["last"] | last)
+    (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
+
+
+def test_evaluations_that_diverged_are_no_rounds_without_one(tmp_path):
+    head = "round,accuracy/received,loss/received"
+    sound = make_run(tmp_path / "runs", "sound", 0.9, method="fedavg")
+    rewrite(sound, {"loss/received": 0.25}, head, "0,0.1,1", "1,,", "2,0.5,0.75", "3,,7", "4,0.9,0.25")
+    # not finite in its last evaluation; in the one before
+    for seed, last, *ends in (1, None, "0.5", ""), (2, 0.25, "inf", "0.25"):
+        harmed = make_run(tmp_path / "runs", f"harmed{seed}", 0.9, method="fedavg", seed=seed)
+        rows = [f"{2 * place},0.9,{loss}\n{2 * place + 1},," for place, loss in enumerate(["1", "2", *ends])]
+        rewrite(harmed, {"loss/received": last}, head, *rows)
+    store(built([tmp_path / "runs"])[1], tmp_path / "results.json")
+    for place in ("runs", "results.json"):
+        (table,), collection = built([tmp_path / place], "loss/received@2")
+        (entry,) = table.entries.values()
+        assert (entry.value.n, entry.value.mean) == (1, 0.5)
+        assert [note.partition(":")[0] for note in collection.notes] == ["harmed1", "harmed2"]
+
+
 def test_csv_holds_full_numbers(tmp_path):
     study(tmp_path)
     tables, _ = built([tmp_path])
