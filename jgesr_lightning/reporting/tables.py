@@ -408,12 +408,8 @@ def tables_of(
         raise ConfigError(f"no finished run in {', '.join(map(shown, roots))}{why}")
     without = [run for run in collection.runs if run.last(metric) is None]
     if len(without) == len(collection.runs):
-        name, count = averaged(metric)
-        if any(run.last(name) is not None for run in collection.runs):
-            raise ConfigError(f"no run has {count} evaluations of {name}; ask for the mean over fewer")
-        known = sorted({name for run in collection.runs for name in run.summary["last"] if name != "round"})
-        raise ConfigError(f"no run has the metric {metric!r}{nearest(metric, known)}; known: {', '.join(known)}")
-    notes = [*collection.notes, *(f"{run.name}: {metric} was not measured; left out" for run in without)]
+        raise ConfigError(_nowhere(collection.runs, metric))
+    notes = [*collection.notes, *(f"{run.name}: {_lacking(run, metric)}; left out" for run in without)]
     kept = [run for run in collection.runs if run not in without]
     labels = sorted({run.label for run in kept})
     if reference is not None and reference not in labels:
@@ -421,3 +417,24 @@ def tables_of(
     reference = reference or next((label for label in collection.order if label in labels), None)
     tables = [build(block, metric, reference) for block in blocks(kept)]
     return Findings(tables, replace(collection, runs=kept, notes=notes), metric, reference)
+
+
+def _lacking(run: Run, metric: str) -> str:
+    """Return why a run has no value of a metric."""
+    name, count = averaged(metric)
+    if name not in run.summary["last"]:
+        return f"{metric} was not measured"
+    if run.last(name) is None:
+        return f"{name} is not finite"
+    return f"not all of the last {count} evaluations have a finite {name}"
+
+
+def _nowhere(runs: Sequence[Run], metric: str) -> str:
+    """Return why none of the runs has a value of a metric, and what would do."""
+    name, count = averaged(metric)
+    if any(run.last(name) is not None for run in runs):
+        return f"no run ends with {count} finite evaluations of {name}; ask for the mean over fewer"
+    if any(name in run.summary["last"] for run in runs):
+        return f"{name} is not finite at the end of any run; ask for an accuracy, such as {METRIC}"
+    known = sorted({name for run in runs for name in run.summary["last"] if name != "round"})
+    return f"no run has the metric {metric!r}{nearest(metric, known)}; known: {', '.join(known)}"

@@ -243,7 +243,9 @@ def test_the_mean_over_the_last_evaluations(tmp_path):
         assert found.entries["fedavg", column].pair.mean == pytest.approx(-100 * 0.3 * 12 / 15)
         assert "(accuracy/trained@3) as mean over the last 3 evaluations" in found.caption
         assert "as mean over the last 3 evaluations (4 of 4)" in found.protocol[0]
-    with pytest.raises(ConfigError, match="no run has 5 evaluations of accuracy/trained; ask for the mean over fewer"):
+    with pytest.raises(
+        ConfigError, match="no run ends with 5 finite evaluations of accuracy/trained; ask for the mean"
+    ):
         built([tmp_path / "runs"], "accuracy/trained@5")
     for metric in ("accuracy/trained@0", "accuracy/trained@x", "accuracy/trained@"):
         with pytest.raises(ConfigError, match=f"no run has the metric '{metric}'"):
@@ -274,7 +276,17 @@ def test_evaluations_that_diverged_are_no_rounds_without_one(tmp_path):
         (table,), collection = built([tmp_path / place], "loss/received@2")
         (entry,) = table.entries.values()
         assert (entry.value.n, entry.value.mean) == (1, 0.5)
-        assert [note.partition(":")[0] for note in collection.notes] == ["harmed1", "harmed2"]
+        assert collection.notes == [
+            "harmed1: loss/received is not finite; left out",
+            "harmed2: not all of the last 2 evaluations have a finite loss/received; left out",
+        ]
+
+
+def test_a_metric_that_no_run_ends_with_is_known_but_not_finite(tmp_path):
+    rewrite(make_run(tmp_path, "harmed", 0.9), {"loss/received": None}, "round,accuracy/received", "0,0.9", "1,0.9")
+    for metric in ("loss/received", "loss/received@2"):
+        with pytest.raises(ConfigError, match="loss/received is not finite at the end of any run; ask for an accuracy"):
+            built([tmp_path], metric)
 
 
 def test_csv_holds_full_numbers(tmp_path):
