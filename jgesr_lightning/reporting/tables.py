@@ -432,7 +432,13 @@ def _lacking(run: Run, metric: str) -> str:
 def _nowhere(runs: Sequence[Run], metric: str) -> str:
     """Return why none of the runs has a value of a metric, and what would do."""
     name, count = averaged(metric)
-    if any(run.last(name) is not None for run in runs):
+    ending = [run for run in runs if run.last(name) is not None]
+    if ending and all(run.source.history(name) is None for run in ending):
+        return (
+            f"no curve of {name} is kept with the runs (files of stored results have those of accuracies and losses at "
+            f"most); give the runs' folders, or --metric {name} without @{count}"
+        )
+    if ending:
         return f"no run ends with {count} finite evaluations of {name}; ask for the mean over fewer"
     if any(name in run.summary["last"] for run in runs):
         return f"{name} is not finite at the end of any run; ask for an accuracy, such as {METRIC}"

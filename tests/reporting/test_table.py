@@ -289,6 +289,18 @@ def test_a_metric_that_no_run_ends_with_is_known_but_not_finite(tmp_path):
             built([tmp_path], metric)
 
 
+def test_a_mean_over_evaluations_that_a_stored_file_has_no_curve_for(tmp_path):
+    folder = make_run(tmp_path / "runs", "a", 0.9)
+    rewrite(folder, {"updates/length": 3.0}, "round,accuracy/received,updates/length", "0,0.1,", "1,0.5,1", "2,0.9,3")
+    (table,), _ = built([tmp_path / "runs"], "updates/length@2")
+    assert [entry.value.mean for entry in table.entries.values()] == [2]
+    store(built([tmp_path / "runs"])[1], tmp_path / "results.json")
+    told = r"no curve of updates/length is kept .*; give the runs' folders, or --metric updates/length without @2$"
+    with pytest.raises(ConfigError, match=told):
+        built([tmp_path / "results.json"], "updates/length@2")
+    assert built([tmp_path / "results.json"], "updates/length")[0]
+
+
 def test_csv_holds_full_numbers(tmp_path):
     study(tmp_path)
     tables, _ = built([tmp_path])
