@@ -76,6 +76,8 @@ def stored_runs(path: Path) -> tuple[list[Run | str], dict[str, str]]:
         if content["version"] != VERSION:
             raise ValueError(f"it has version {content['version']}, this program reads {VERSION}")
         common, shared, rows = content["settings"], content["summary"], content["runs"]
+        if not isinstance(rows, list):
+            raise ValueError(f"its runs are {shown(repr(rows), 40)}, no list")
         names = dict(content.get("names", {}))  # files of before have none
         methods = {str(label): str(names.get(label, label)) for label in content["methods"]}
     except UNREADABLE as error:

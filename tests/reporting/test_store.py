@@ -88,6 +88,16 @@ def test_other_files_are_refused_in_one_line(tmp_path, content):
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
 
 
+@pytest.mark.parametrize("runs", [None, 5, {"a": 1}])
+def test_a_file_whose_runs_are_no_list_is_refused_in_one_line(tmp_path, runs):
+    study(tmp_path / "runs")
+    store(built([tmp_path / "runs"])[1], tmp_path / "a.json")
+    content = json.loads((tmp_path / "a.json").read_text())
+    (tmp_path / "a.json").write_text(json.dumps(content | {"runs": runs}))
+    with pytest.raises(ConfigError, match=r"a\.json cannot be read as stored results \(its runs are .*, no list\)"):
+        built([tmp_path / "a.json"])
+
+
 @pytest.mark.parametrize("row", [None, [], {"name": "x"}, {"name": "x", "settings": {}, "summary": {"last": 3}}])
 def test_a_damaged_row_is_left_out_by_name(tmp_path, row):
     study(tmp_path / "runs")
