@@ -1,7 +1,7 @@
 """Prints the tables of finished runs, writes them to files, and stores the runs themselves in one small file.
 
 ``python -m jgesr_lightning table RUNS ... [--format md|csv|latex|all] [--metric M] [--reference METHOD] [--out DIR]``
-``python -m jgesr_lightning table RUNS ... --store FILE``
+``python -m jgesr_lightning table RUNS ... --store FILE [--out DIR]``
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.store is not None:
         store(found.collection, arguments.store)
         print(f"wrote {arguments.store}: {len(found.collection.runs)} runs")
-        _tell(notes)
-        return 0
+        if arguments.out is None:
+            _tell(notes)
+            return 0
     for kind in WRITERS if arguments.format == "all" else [arguments.format]:
         name, write = WRITERS[kind]
         text = write(found.tables, notes)

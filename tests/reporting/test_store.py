@@ -142,3 +142,11 @@ def test_a_run_with_any_damaged_curve_is_left_out_of_what_is_stored(tmp_path, ca
     told = capsys.readouterr().err
     assert "fedavg_0: metrics.csv cannot be read (ValueError: accuracy/received has 2 values for 3 rounds)" in told
     assert told.count("left out") == 4
+
+
+def test_what_is_stored_is_written_as_tables_too_where_asked(tmp_path, capsys):
+    study(tmp_path / "runs")
+    file, out = tmp_path / "a.json", tmp_path / "out"
+    assert main([str(tmp_path / "runs"), "--store", str(file), "--out", str(out), "--format", "csv"]) == 0
+    assert capsys.readouterr().out == f"wrote {file}: 6 runs\nwrote {out / 'table.csv'}\n"
+    assert (out / "table.csv").read_text() == csv_text(built([file])[0])
