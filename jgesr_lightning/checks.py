@@ -125,6 +125,15 @@ def whole(name: str, value: object, *, at_least: int = 0) -> None:
         raise ValueError(f"{name} is {value!r}; it must be at least {at_least}")
 
 
+def is_count(text: str) -> bool:
+    """Whether a text is a count: digits, and no more of them than any count has; `int` takes thousands, not all.
+
+    >>> is_count("12"), is_count("-1"), is_count("1" * 5000)
+    (True, False, False)
+    """
+    return text.isascii() and text.isdecimal() and len(text) < 10
+
+
 def flag(name: str, value: object) -> None:
     """Raise ValueError unless `value` is true or false."""
     if not isinstance(value, bool):

@@ -12,6 +12,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from jgesr_lightning.checks import is_count
+
 Array = NDArray[np.float64]
 
 UNREADABLE = (
@@ -119,8 +121,8 @@ def averaged(metric: str) -> tuple[str, int]:
     >>> averaged("accuracy/trained@5"), averaged("accuracy/trained")
     (('accuracy/trained', 5), ('accuracy/trained', 1))
     """
-    name, at, count = metric.partition("@")
-    return (name, int(count)) if at and count.isdecimal() and int(count) > 0 else (metric, 1)
+    name, _, count = metric.partition("@")
+    return (name, int(count)) if is_count(count) and int(count) > 0 else (metric, 1)
 
 
 def curve_names(source: Source) -> list[str]:

@@ -443,4 +443,4 @@ def _nowhere(runs: Sequence[Run], metric: str) -> str:
     if any(name in run.summary["last"] for run in runs):
         return f"{name} is not finite at the end of any run; ask for an accuracy, such as {METRIC}"
     known = sorted({name for run in runs for name in run.summary["last"] if name != "round"})
-    return f"no run has the metric {metric!r}{nearest(metric, known)}; known: {', '.join(known)}"
+    return f"no run has the metric {shown(metric)!r}{nearest(metric, known)}; known: {', '.join(known)}"

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import Field
 
 from jgesr_lightning import names
-from jgesr_lightning.checks import nearest
+from jgesr_lightning.checks import is_count, nearest
 from jgesr_lightning.config import (
     KEYS,
     Config,
@@ -309,7 +309,7 @@ def parse_part(text: str | None, environment: Mapping[str, str]) -> tuple[int, i
     """
     if text is not None:
         head, _, tail = text.partition("/")
-        if not (_is_number(head) and _is_number(tail) and 1 <= int(head) <= int(tail)):
+        if not (is_count(head) and is_count(tail) and 1 <= int(head) <= int(tail)):
             raise ConfigError(f"--part is {text!r}; it must be i/n with i from 1 to n, such as 2/4")
         return int(head), int(tail)
     if "SLURM_ARRAY_TASK_ID" not in environment:
@@ -318,10 +318,10 @@ def parse_part(text: str | None, environment: Mapping[str, str]) -> tuple[int, i
         name: environment.get(f"SLURM_ARRAY_TASK_{name}", default)
         for name, default in {"ID": "", "MIN": "0", "STEP": "1", "COUNT": "1", "MAX": ""}.items()
     }
-    if not values["MAX"] and all(map(_is_number, (values["MIN"], values["STEP"], values["COUNT"]))):
+    if not values["MAX"] and all(map(is_count, (values["MIN"], values["STEP"], values["COUNT"]))):
         values["MAX"] = str(int(values["MIN"]) + (int(values["COUNT"]) - 1) * int(values["STEP"]))
     for name, value in values.items():
-        if not _is_number(value):
+        if not is_count(value):
             raise ConfigError(f"SLURM_ARRAY_TASK_{name} is {value!r}, not a number; say which part with --part i/n")
     task, first, last, count = (int(values[name]) for name in ("ID", "MIN", "MAX", "COUNT"))
     if count <= 1:
@@ -333,10 +333,6 @@ def parse_part(text: str | None, environment: Mapping[str, str]) -> tuple[int, i
             f"task ids, such as --array=1-{count}, or say which part each task runs with --part i/n"
         )
     return place + 1, count
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdecimal()
 
 
 def _several(values: Any) -> list[Any]:

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from jgesr_lightning.arguments import CommandParser, invocation
+from jgesr_lightning.checks import is_count
 from jgesr_lightning.runtime.files import write_text
 from jgesr_lightning.study.cells import choose, find_study, load_study, parse_part
 from jgesr_lightning.study.processes import default_workers, training
@@ -75,7 +76,7 @@ def _parser() -> CommandParser:
 
 
 def _count(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and int(text) > 0):
+    if not (is_count(text) and int(text) > 0):
         raise argparse.ArgumentTypeError(f"{text!r} is no number of processes; write 1 or more")
     return int(text)
 

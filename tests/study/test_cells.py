@@ -122,7 +122,7 @@ def test_part_from_text_or_from_slurm():
     assert parse_part("2/3", {"SLURM_ARRAY_TASK_ID": "9"}) == (2, 3)
     array = {"SLURM_ARRAY_TASK_ID": "7", "SLURM_ARRAY_TASK_MIN": "3", "SLURM_ARRAY_TASK_STEP": "2"}
     assert parse_part(None, {**array, "SLURM_ARRAY_TASK_COUNT": "5"}) == (3, 5)
-    for wrong in ("0/3", "4/3", "x", "1/0"):
+    for wrong in ("0/3", "4/3", "x", "1/0", "1/" + "9" * 5000):
         with pytest.raises(ConfigError, match="i/n"):
             parse_part(wrong, {})
 

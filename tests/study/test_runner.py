@@ -210,6 +210,13 @@ def test_a_cell_whose_lock_is_a_link_has_failed_and_the_others_run(tmp_path):
     assert (tmp_path / "precious").read_text() == "of somebody's"
 
 
+@pytest.mark.parametrize("count", ["x", "0", "9" * 5000], ids=len)
+def test_what_is_no_number_of_workers_is_refused_with_what_would_do(tmp_path, capsys, count):
+    path = write_study(tmp_path, TWO)
+    assert main(["study", str(path), "--list", "--workers", count]) == 2
+    assert f"argument --workers: '{count}' is no number of processes; write 1 or more" in capsys.readouterr().err
+
+
 def test_numbers_that_differ_by_rounding_are_one_cell(tmp_path):
     run_cells(cells_of(tmp_path, TWO + "settings: {local.lr: 0.3}\n"), fake(0.5), quiet)
     again = cells_of(tmp_path, TWO + f"settings: {{local.lr: {0.1 + 0.2!r}}}\n")
