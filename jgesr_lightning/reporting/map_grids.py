@@ -36,12 +36,12 @@ def standings_grid(found: Map) -> Grid:
     )
     notes = [
         f"bold: run in every cell, nowhere more than {TOLERANCE:g} below {found.both}, and somewhere more than "
-        f"{GAIN:g} above both",
+        f"{GAIN:g} above it",
         "clearly: the interval corrected for the number of methods in a cell (Holm) leaves out zero",
     ]
     if left := found.count - max((one.spots for one in standings), default=0):
-        needed = " and ".join(map(found.name, found.baselines))
-        notes.append(f"{left} of {found.count} cells lack one of {needed} and do not count")
+        needed = " or ".join(map(found.name, found.baselines))
+        notes.append(f"{left} of {found.count} cells lack {needed} and do not count")
     return Grid(caption, [("", headings)], rows, notes, "standings")
 
 
@@ -59,7 +59,8 @@ def panel_grid(found: Map, panel: Panel) -> Grid:
         rows.append([*line, Cell(better, kind="words"), *(_against(spot, label) for label in labels)])
     what = f"{found.both} in percent, and each method minus it in percentage points"
     caption = f"{panel.title}: {what}; {STARS}; bold: leads"
-    return Grid(caption, [("", ["better of both", *map(found.name, labels)])], rows, [], "map", corner="cell")
+    heading = "better of both" if len(found.baselines) == 2 else found.both
+    return Grid(caption, [("", [heading, *map(found.name, labels)])], rows, [], "map", corner="cell")
 
 
 def caption(found: Map, panels: Sequence[Panel]) -> str:
@@ -72,7 +73,7 @@ def caption(found: Map, panels: Sequence[Panel]) -> str:
     return (
         f"{title}which method leads ({describe(found.metric)}, {when(found.metric)}), and its lead over {found.both} "
         f"of the same cell in percentage points, by {words(found.rows)} and {words(found.columns)}; in brackets, where "
-        f"one of these two leads, how far the best other method is below. {sure}."
+        f"that one leads, how far the best other method is below. {sure}."
     )
 
 

@@ -112,7 +112,7 @@ def test_gaps(tmp_path):
     assert lead_text(spot(tmp_path)) == "no fedavg"
     assert sorted(cell_texts(map_figure(found))) == ["cfl\n+1.00", "jgesr\nno fedavg", "not run", "not run"]
     assert [one.label for one in found.standings()] == ["local", "fedavg", "cfl"]
-    assert "1 of 2 cells lack one of local and fedavg and do not count" in markdown(found)
+    assert "1 of 2 cells lack local or fedavg and do not count" in markdown(found)
 
 
 def test_without_a_shared_seed_there_is_no_lead(tmp_path):
@@ -263,6 +263,23 @@ def test_the_command_says_what_is_wrong(tmp_path):
     ]:
         with pytest.raises(ConfigError, match=words):
             main([str(tmp_path), *arguments])
+
+
+def test_one_baseline_is_named_and_three_are(tmp_path):
+    plane(tmp_path)
+    runs(tmp_path, "jgesr", [0.8], kappa=1)  # nothing to compare it with
+    for baselines, named in (
+        (["fedavg"], "fedavg"),
+        (["local", "fedavg", "jgesr"], "the best of local, fedavg and jgesr"),
+    ):
+        found = built(tmp_path, baselines=baselines)
+        text = markdown(found) + latex(found) + caption(found, found.panels)
+        assert f"| cell | {named} |" in text
+        assert f"nowhere more than 0.5 below {named}, and somewhere more than 2 above it" in text
+        assert f"1 of 5 cells lack {' or '.join(baselines)} and do not count" in text
+        assert f"its lead over {named} of the same cell" in text and "where that one leads" in text
+        assert "both" not in text and "two" not in text
+    assert "| cell | better of both |" in markdown(built(tmp_path))
 
 
 def test_figures_and_the_page_have_the_map_where_there_is_one(tmp_path):
