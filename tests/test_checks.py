@@ -95,13 +95,15 @@ def test_synonyms_lead_to_what_there_is():
         ("proximal-mu=0.1", "local.proximal_mu"),
         ("strategy=FedAvg", "aggregator.name"),
         ("model.name=CNN", "fedavg_cnn"),
+        # of ours, a section's key and a method's setting alike
+        ("groups=0.7", "data.groups' or 'aggregator.groups"),
         ("aggregator.name=FedAvg", "fedavg"),
     ],
 )
 def test_words_of_other_packages_lead_to_ours(setting, ours):
     with pytest.raises(ConfigError) as caught:
         load_config("mnist_s01", [setting])
-    assert f"(did you mean {ours!r}?)" in str(caught.value)
+    assert f"(did you mean '{ours}'?)" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -169,10 +169,13 @@ def _check_key(key: str, where: str) -> None:
     if key == "base":
         raise ConfigError("base belongs into a file")
     elsewhere = [known for known in KEYS if known.rpartition(".")[2] == leaf]
-    if not elsewhere and leaf in set().union(*map(aggregator_settings, aggregator_names())):
-        elsewhere = [f"aggregator.{leaf}"]
+    both = ""
+    if leaf in set().union(*map(aggregator_settings, aggregator_names())):
+        both = f" (did you mean {elsewhere[0]!r} or 'aggregator.{leaf}'?)" if elsewhere else ""
+        elsewhere.append(f"aggregator.{leaf}")
     hint = (
         nearest(leaf, KEYS, cutoff=1.0)  # what others call it
+        or both
         or nearest(key, elsewhere, cutoff=0.0)
         or nearest(key, [*KEYS, *SECTIONS])
     )
