@@ -11,6 +11,7 @@ from torch import Tensor
 
 from jgesr_lightning.aggregators.base import Upload
 from jgesr_lightning.aggregators.distances import products
+from jgesr_lightning.graph.gram import cosine_from_gram
 
 ROUNDS = 8
 """So many rounds come before the first grouping: first steps from one model tell the labels apart, and a round in which
@@ -52,10 +53,8 @@ class Grouping:
         if upload.previous is None:
             raise ValueError("groups needs `previous`, which updates are counted from")
         at, new = (upload.clients[:, None], upload.clients), products(upload, "updates", None)[0]
-        lengths = new.diagonal().sqrt()
-        scale = lengths[:, None] * lengths
         self.cosines, self.rounds = self.cosines.clone(), self.rounds.clone()  # since `state` gave them away
-        self.cosines[at] += torch.where(scale == 0, 0.0, new / scale)
+        self.cosines[at] += cosine_from_gram(new)
         self.rounds[at] += 1
         found, self.explained = partition(self.likeness())
         if self.explained > self.threshold and float(self.rounds.max()) >= ROUNDS:

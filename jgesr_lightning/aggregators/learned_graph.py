@@ -301,7 +301,7 @@ class JointlySolved(LearnedGraph):
         if self.grouping is not None and upload.mask is not None:
             # A small mu takes 1 / mu steps to bring the members of a group from another start to their mean.
             upload = replace(upload, previous=mix(upload, self.grouping.averaging(upload.clients, weights.cpu())))
-            aim = None if aim is None else Aim(aim.distances, None)
+            aim = None if aim is None else aim._replace(plain=None)
         if aim is None:
             noise = self.noise(upload, layers)
         else:
