@@ -204,12 +204,12 @@ def data(arguments: Sequence[str]) -> int:
     if given is None:
         return 0
     from jgesr_lightning.data import DataError, data_root, load_dataset
-    from jgesr_lightning.names import is_builtin
+    from jgesr_lightning.names import is_name
 
-    sets = [argument for argument in given if is_builtin("data", argument)]
-    if sets:
-        settings = [argument for argument in given if argument not in sets]
-        config = load_config(None, [f"data.name={name}" for name in sets] + settings)
+    sets = [argument for argument in given if is_file(argument) and is_name("data", argument)]
+    settings = [argument for argument in given if argument not in sets]
+    if sets or not any(map(is_file, given)):
+        config = load_config(None, [*(f"data.name={name}" for name in sets), *settings])
     else:
         config = configuration(given)
     try:

@@ -24,8 +24,8 @@ class ClientModule(LightningModule):
     network; at first the network's own initial weights). It never changes while the client trains. A state dict holds
     the network alone; Lightning's checkpoints hold `x_sent` too, so that an interrupted training keeps its anchor.
 
-    One module serves many clients in turn: `receive` loads a client's row, and `configure_optimizers` gives the fresh
-    optimizer of that visit.
+    One module serves many clients in turn: `receive` loads a client's row, and `fresh_optimizer` gives the optimizer of
+    that visit, at the rate of its round (`configure_optimizers`, for Lightning's Trainer: that of round 1).
 
     Args:
         net: network whose forward maps a batch of inputs to class scores.

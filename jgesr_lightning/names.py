@@ -99,6 +99,16 @@ def is_builtin(kind: str, name: object) -> bool:
     return name in BUILTIN[kind] or name.startswith(PREFIXES.get(kind, ())) or name.endswith(ENDINGS.get(kind, ()))
 
 
+def is_name(kind: str, text: str) -> bool:
+    """Return whether a text can only be meant for the name of a part, ours or somebody's.
+
+    >>> is_name("data", "mnist"), is_name("data", "./mine.py:blobs"), is_name("data", "configs/mnist_s01.yaml")
+    (True, True, False)
+    """
+    written = _FILE.fullmatch(text) or _MODULE.fullmatch(text)
+    return is_builtin(kind, text) or bool(written) or text in known(kind)
+
+
 def check(kind: str, name: str) -> str:
     """Return `name` if a part stands behind it; what is not built in is imported to find out.
 

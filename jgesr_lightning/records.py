@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from jgesr_lightning.summary import higher_is_better
+
 
 @dataclass
 class RoundRecord:
@@ -34,9 +36,10 @@ class RoundRecord:
 
 
 def best_of(records: Sequence[RoundRecord], metric: str) -> RoundRecord | None:
-    """Return the first round, after training began, with the greatest value of an accuracy; None without any."""
+    """Return the first round, after training began, with the best value of a metric; None without any."""
     measured = [record for record in records if record.round > 0 and metric in record.metrics]
-    return max(measured, key=lambda record: record.metrics[metric], default=None)
+    choose = max if higher_is_better(metric) else min
+    return choose(measured, key=lambda record: record.metrics[metric], default=None)
 
 
 def remarks(records: Sequence[RoundRecord]) -> list[dict[str, Any]]:

@@ -42,8 +42,9 @@ class Opening:
 
 def run_folder(config: Config) -> Path:
     """Return the run's folder; under a W&B sweep agent, whose runs share one configuration, the run's id is added."""
-    if os.environ.get("WANDB_SWEEP_ID") and os.environ.get("WANDB_RUN_ID"):
-        return config.folder.with_name(f"{config.folder.name}-{os.environ['WANDB_RUN_ID']}")
+    own = f"-{os.environ['WANDB_RUN_ID']}" if os.environ.get("WANDB_RUN_ID") else ""
+    if os.environ.get("WANDB_SWEEP_ID") and not config.name.endswith(own):  # else it is the file of such a run
+        return config.folder.with_name(config.folder.name + own)
     return config.folder
 
 
@@ -160,7 +161,7 @@ def _prepare(config: Config, folder: Path, resumed: checkpoint.Found | None) -> 
         aside = move_aside(folder)
         say(f"{folder} held a run already; it is kept as {aside}")
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "config.yaml", to_yaml(config))
+    write_text(folder / "config.yaml", to_yaml(config.replace(name=folder.name)))
 
 
 def _lies_in(path: Path, folder: Path) -> bool:

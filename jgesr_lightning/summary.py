@@ -38,3 +38,12 @@ def read_summary(folder: Path) -> dict[str, Any]:
         if not isinstance(found.get(key, {}), dict) or (found["status"] == "finished" and not found.get(key)):
             raise DamagedSummaryError(f"{FILE} says {found['status']!r} but lacks {key!r}")
     return found
+
+
+def higher_is_better(metric: str) -> bool:
+    """Whether the larger value is the better one: of accuracies, and of how well a planted graph was found.
+
+    >>> higher_is_better("accuracy/trained_worst"), higher_is_better("accuracy/trained_std@5")
+    (True, False)
+    """
+    return metric.startswith(("accuracy/", "graph/")) and not metric.partition("@")[0].endswith("_std")

@@ -108,6 +108,7 @@ def test_a_bug_is_not_dressed_up_as_a_mistake_of_the_user(ran, capsys, monkeypat
         ["config"],
         ["config", "mnist_s01", "rounds=many"],
         ["data", "minst"],
+        ["data", "mnist", "synthetic.yaml"],
         ["trian", "mnist_s01"],
         ["mnist_s01"],
         ["--verbose"],
@@ -192,6 +193,18 @@ def test_data_says_what_it_found(arguments, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("JGESR_DATA", str(tmp_path))
     assert cli.main(["data", *arguments]) == 0
     assert capsys.readouterr().out.startswith("synthetic: ")
+
+
+@pytest.mark.parametrize("arguments", [["./mine.py:blobs"], ["data.name=./mine.py:blobs"], ["mine:blobs", "seed=1"]])
+def test_data_takes_a_set_of_ones_own_by_its_name(arguments, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "import torch\nfrom jgesr_lightning.data import make_dataset\n"
+        "def blobs(root):\n    return make_dataset('blobs', (torch.eye(30), torch.arange(30) % 3), None, 'abc')\n"
+    )
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    assert cli.main(["data", *arguments]) == 0
+    assert "blobs: 30 training and 0 test samples of 30, 3 classes" in capsys.readouterr().out
 
 
 def test_reports_get_their_arguments(monkeypatch):

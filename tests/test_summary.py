@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from jgesr_lightning.records import RoundRecord, best_of
 from jgesr_lightning.summary import DamagedSummaryError, read_summary
 
 SOUND = {"status": "finished", "config": {"seed": 1}, "last": {"accuracy/received": 0.5}}
@@ -37,3 +38,14 @@ def test_a_folder_in_its_place_is_damage_too(tmp_path):
     (tmp_path / "summary.json").mkdir()
     with pytest.raises(DamagedSummaryError, match="Is a directory"):
         read_summary(tmp_path)
+
+
+def test_the_best_round_has_the_greatest_accuracy_and_the_least_spread():
+    values = {1: (0.5, 0.3), 2: (0.7, 0.2), 3: (0.6, 0.1), 4: (0.7, 0.1)}
+    records = [RoundRecord(0, {"accuracy/trained": 0.9, "accuracy/trained_std": 0.0})] + [
+        RoundRecord(number, {"accuracy/trained": mean, "accuracy/trained_std": spread})
+        for number, (mean, spread) in values.items()
+    ]
+    assert best_of(records, "accuracy/trained").round == 2
+    assert best_of(records, "accuracy/trained_std").round == 3
+    assert best_of(records, "accuracy/received") is None

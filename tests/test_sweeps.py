@@ -12,6 +12,8 @@ from wandb.sdk.launch.sweeps import utils as sweeps
 
 from jgesr_lightning.aggregators import aggregator_names
 from jgesr_lightning.cli import configuration
+from jgesr_lightning.config import load_config
+from jgesr_lightning.run_folder import run_folder
 
 SWEEPS = sorted((Path(__file__).parent.parent / "configs" / "sweeps").glob("*.yaml"))
 
@@ -110,6 +112,11 @@ def test_a_run_under_an_agent_is_done(tmp_path, monkeypatch):
     assert run_by_agent(sweep, tmp_path, monkeypatch, small) == 0
     summary = json.loads((tmp_path / "runs" / "mnist_s01-r1" / "summary.json").read_text())
     assert (summary["status"], summary["method"]) == ("finished", "fedavg")
+    written = load_config(tmp_path / "runs" / "mnist_s01-r1" / "config.yaml")  # what to go on with
+    folder = Path("runs") / "mnist_s01-r1"
+    assert run_folder(written) == folder  # the agent's variables still set
+    monkeypatch.delenv("WANDB_SWEEP_ID")
+    assert run_folder(written) == folder
 
 
 def test_every_listed_method_exists():

@@ -115,7 +115,7 @@ class Aggregator(nn.Module, ABC):
             is an adjacency matrix (an absent client is then isolated).
         shares: False for a method that leaves every client by itself on purpose.
         min_clients: fewer clients than this in the whole federation is an error.
-        needs: which of "previous" and "initial" the method cannot do without.
+        needs: which of "previous", "initial" and "noise_std" the method cannot do without, as it is set.
 
     Attributes:
         start: where the clients' training starts: "cloud", from what the server sent; "own", from what they trained
@@ -128,7 +128,7 @@ class Aggregator(nn.Module, ABC):
     mixing: ClassVar[bool] = True
     shares: ClassVar[bool] = True
     min_clients: ClassVar[int] = 1
-    needs: ClassVar[tuple[str, ...]] = ()
+    needs: tuple[str, ...] = ()
     start: str = "cloud"
     own: str = "received"
 
@@ -183,7 +183,7 @@ class Aggregator(nn.Module, ABC):
             ValueError: wrong shape, type or value, with its name; `previous` missing where it is needed.
         """
         start = time.perf_counter()
-        weights = self._check(received, weights, mask, previous, initial, layers)
+        weights = self._check(received, weights, mask, previous, initial, layers, noise_std)
         mask = None if mask is None else mask.to(received.device)
         previous = None if previous is None else previous.to(received)
         initial = None if initial is None else initial.to(received)
@@ -230,6 +230,7 @@ class Aggregator(nn.Module, ABC):
         previous: Tensor | None,
         initial: Tensor | None,
         layers: Sequence[int] | None,
+        noise_std: Tensor | None,
     ) -> Tensor:
         if received.ndim != 2 or not received.is_floating_point():
             raise ValueError(
@@ -244,14 +245,19 @@ class Aggregator(nn.Module, ABC):
             raise ValueError(f"weights must have shape ({num_clients},); got {tuple(weights.shape)}")
         if not bool((torch.isfinite(weights) & (weights > 0)).all()):
             raise ValueError("weights must be positive and finite, one for each client")
-        expected = {"mask": (num_clients, size), "previous": (num_clients, size), "initial": (size,)}
-        for name, tensor in (("mask", mask), ("previous", previous), ("initial", initial)):
+        whole = (num_clients, size)
+        expected = {"mask": whole, "previous": whole, "initial": (size,), "noise_std": (num_clients,)}
+        noise_std = None if noise_std is None else torch.as_tensor(noise_std)
+        given = {"mask": mask, "previous": previous, "initial": initial, "noise_std": noise_std}
+        for name, tensor in given.items():
             if tensor is not None and tensor.shape != expected[name]:
                 raise ValueError(f"{name} must have shape {expected[name]}; got {tuple(tensor.shape)}")
             if tensor is None and name in self.needs:
                 raise ValueError(f"{self.name} needs `{name}`")
         if mask is not None and mask.dtype != torch.bool:
             raise ValueError(f"mask must be of type bool; got {mask.dtype}")
+        if noise_std is not None and not bool((torch.isfinite(noise_std) & (noise_std >= 0)).all()):
+            raise ValueError("noise_std must be finite and at least 0, one for each client")
         if layers is not None and sum(layers) != size:
             raise ValueError(f"layers must sum to the {size} columns; they sum to {sum(layers)}")
         weights = weights / weights.max()  # first, lest the sum overflows

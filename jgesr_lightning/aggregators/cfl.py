@@ -47,7 +47,7 @@ class CFL(Aggregator):
     """
 
     name: ClassVar[str] = "cfl"
-    needs: ClassVar[tuple[str, ...]] = ("previous",)
+    needs = ("previous",)
 
     def __init__(
         self,

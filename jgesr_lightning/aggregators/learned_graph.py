@@ -65,7 +65,7 @@ class LearnedGraph(Aggregator):
         neighbours: about how many edges a client is to have when the graph is first learnt, at any size and scale of
             the models; gamma has then no part in J. None: as alpha, beta and gamma have it. See `neighbour_scale`.
         noise_correction: what is taken from the distances before the graph is learnt, never below zero: "none";
-            "known": sigma_m^2 + sigma_n^2 for each entry that arrived, where the deviations are known; "estimated":
+            "known": sigma_m^2 + sigma_n^2 for each entry that arrived, from `noise_std`; "estimated":
             the least of all distances, the closest pair being taken to differ by noise alone.
         fidelity_power: p, from 1 (as `fidelity` says) to 0 (uniform): Z holds zeta^p, or the same of mean one.
         distances: what of the clients is compared: their "models", as printed; "updates", since the models sent last,
@@ -73,7 +73,8 @@ class LearnedGraph(Aggregator):
             initial model, as in pFedGraph (Ye et al., ICML 2023). (Plain differences of updates since the initial
             model are those of models.) See `distances.compared`.
         layer_weights: how layers count in these distances: by their "columns", as they come, or by their
-            signal-to-noise ratio, "snr", see `distances.snr_weights`; for one graph of the whole model.
+            signal-to-noise ratio, "snr", which needs `noise_std`, too; see `distances.snr_weights`. For one graph of
+            the whole model.
         memory: share of the former rounds in the distances, from 0 (this round's alone) to below 1: an exponential
             average, before anything below zero is cut, in which the noise of rounds averages out.
         own: "received", or "clean": see `own_parts`.
@@ -130,6 +131,8 @@ class LearnedGraph(Aggregator):
             number("alpha", self.alpha, above=0)
             if self.neighbours is not None:
                 raise ValueError("neighbours and groups both say who is joined; leave one of them null")
+        if self.noise_correction == "known" or self.layer_weights == "snr":
+            self.needs = (*self.needs, "noise_std")
         self.former: Tensor | None = None
         self.grouping = None if self.groups is None else Grouping(self.groups)
         self.problem = Problem(self.alpha, self.beta, self.gamma, self.mu, neighbours=self.neighbours)

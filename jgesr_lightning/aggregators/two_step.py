@@ -18,7 +18,7 @@ class TwoStep(JointlySolved):
     Its settings: see `JointlySolved` and `LearnedGraph`; and
 
     Args:
-        gamma: positive, or an edge between equal models would cost nothing.
+        gamma: positive unless `neighbours` stands in for it, or an edge between equal models would cost nothing.
         max_iter: stop after that many rounds of both steps, 1 being one graph and one filtering.
 
     Raises:
@@ -31,7 +31,8 @@ class TwoStep(JointlySolved):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        number("gamma", self.gamma, above=0)
+        if self.neighbours is None:
+            number("gamma", self.gamma, above=0)
 
     def solver(self) -> Alternating:
         """See `JointlySolved`."""

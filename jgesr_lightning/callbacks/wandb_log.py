@@ -239,8 +239,7 @@ class WandbLog:
     def _log(self, plan: RoundPlan, state: FederationState, records: Sequence[RoundRecord]) -> None:
         """Log the last of `records`, with pictures where they are due."""
         record = records[-1]
-        due = record.round % self.graph_every == 0 or record.round == plan.rounds
-        pictures = self._pictures(plan, state, records) if due else {}
+        pictures = self._pictures(plan, state, records) if plan.is_due(record.round, self.graph_every) else {}
         for name in record.metrics.keys() - self._named:
             # one by one: W&B takes one of several patterns that match, and pictures want no summary of this kind.
             # A sweep's search reads a plain number, which W&B keeps where no summary is defined

@@ -36,6 +36,8 @@ Tree = dict[str, list[Path]]  # a class -> its images
 def list_images(root: Path) -> tuple[Tree, Tree | None, str]:
     """Return the images of each class, for training and for testing (None: one tree for both), and what was left out.
 
+    The test/ tree is not used: clients are tested on what they themselves hold, of train/. It is said so.
+
     Raises:
         DataError: there are no images, one of `train/` and `test/` alone, or a class for testing only.
 
@@ -53,7 +55,8 @@ def list_images(root: Path) -> tuple[Tree, Tree | None, str]:
     unknown = sorted(test.keys() - train.keys())
     if unknown:
         raise DataError(f"{root}: class {unknown[0]} has images in test/ and none in train/")
-    return train, test, summary_of(left_out)
+    unused = f"the {sum(map(len, test.values()))} images of test/ are not used: clients are tested on part of train/"
+    return train, test, "; ".join(filter(None, (summary_of(left_out), unused)))
 
 
 def read_images(name: str, root: Path, train: Tree, test: Tree | None, left_out: str = "") -> RawDataset:

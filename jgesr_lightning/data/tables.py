@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from jgesr_lightning.data.dataset import DataError
 from jgesr_lightning.data.samples import LabelArray
 
 
-def read_table(path: Path, label: str | None) -> tuple[tuple[str, ...], Tensor, LabelArray]:
+def read_table(path: Path, label: str | None, wanted: Sequence[str] = ()) -> tuple[tuple[str, ...], Tensor, LabelArray]:
     """Return the names of the features, the features (n, features) float32, and the labels of a table.
 
     Labels are whole numbers where all of them are, else texts.
@@ -24,6 +25,7 @@ def read_table(path: Path, label: str | None) -> tuple[tuple[str, ...], Tensor, 
     Args:
         path: file of values separated by commas; its first line names the columns.
         label: name of the column of labels; all others are features. None: all are, and labels are zero.
+        wanted: the features that are read, whatever else there is; empty: all.
 
     Raises:
         DataError: the file cannot be read, lacks that column, or a value is missing or no finite number.
@@ -35,6 +37,7 @@ def read_table(path: Path, label: str | None) -> tuple[tuple[str, ...], Tensor, 
             reader = csv.reader(file, strict=True)
             columns = [name.strip() for name in next(reader, [])]
             place = -1 if label is None else _label_place(path, columns, label)
+            read = [k for k, name in enumerate(columns) if k != place and (not wanted or name in wanted)]
             for row in reader:
                 if not row:
                     continue
@@ -42,9 +45,7 @@ def read_table(path: Path, label: str | None) -> tuple[tuple[str, ...], Tensor, 
                     raise DataError(
                         f"{path}, line {reader.line_num}: {len(row)} values, but there are {len(columns)} columns"
                     )
-                for k, text in enumerate(row):
-                    if k != place:
-                        values.append(_number(path, reader.line_num, columns[k], text))
+                values.extend(_number(path, reader.line_num, columns[k], row[k]) for k in read)
                 labels.append("0" if label is None else row[place].strip())
                 if not labels[-1]:
                     raise DataError(
@@ -55,7 +56,7 @@ def read_table(path: Path, label: str | None) -> tuple[tuple[str, ...], Tensor, 
     if not labels:
         raise DataError(f"{path} holds no samples below its line of names")
     features = torch.from_numpy(np.frombuffer(values, np.float64).astype(np.float32)).reshape(len(labels), -1)
-    return tuple(name for k, name in enumerate(columns) if k != place), features, _as_labels(path, labels)
+    return tuple(columns[k] for k in read), features, _as_labels(path, labels)
 
 
 def _label_place(path: Path, columns: list[str], label: str) -> int:

@@ -36,13 +36,13 @@ from jgesr_lightning.reporting.tables import (
     build,
     column_title,
     describe,
-    higher_is_better,
     mark_text,
     seed_values,
     tables_of,
     when,
 )
 from jgesr_lightning.reporting.text import shown
+from jgesr_lightning.summary import higher_is_better
 
 _TRIVIAL = ("local", "fedavg", "fedprox")
 """Methods whose mixing matrix says nothing about the clients."""

@@ -19,9 +19,10 @@ from jgesr_lightning.reporting.figures import map_drawings
 from jgesr_lightning.reporting.map_grids import csv_text, latex, markdown
 from jgesr_lightning.reporting.maps import BASELINES, COLUMNS, ROWS, Map, map_of
 from jgesr_lightning.reporting.options import add_places
-from jgesr_lightning.reporting.tables import accuracies_only, tables_of
+from jgesr_lightning.reporting.tables import METRIC, accuracies_only, tables_of
 from jgesr_lightning.reporting.text import shown
 from jgesr_lightning.runtime.files import write_text
+from jgesr_lightning.summary import higher_is_better
 
 WRITERS: Mapping[str, tuple[str, Callable[[Map], str]]] = {
     "md": ("map.md", markdown),
@@ -57,6 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise ConfigError(f"--rows and --columns are both {arguments.rows}; give two settings")
     runs = tables_of(arguments.folders, arguments.metric)
     accuracies_only(runs.metric)
+    if not higher_is_better(runs.metric):
+        raise ConfigError(
+            f"--metric is {runs.metric!r}, of which less is better; a map shows who leads in, say, {METRIC}"
+        )
     for name, key in (("--rows", arguments.rows), ("--columns", arguments.columns)):
         known = sorted({key for run in runs.collection.runs for key in condition(run.config)})
         if key not in known:

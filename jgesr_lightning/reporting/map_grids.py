@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from jgesr_lightning.reporting.map_plot import stars
 from jgesr_lightning.reporting.maps import GAIN, TOLERANCE, Map, Panel, Spot, text, words
-from jgesr_lightning.reporting.render import ABSENT, Cell, Grid, interval_text, latex_grid, markdown_grid
+from jgesr_lightning.reporting.render import ABSENT, Cell, Grid, ends, exact, interval_text, latex_grid, markdown_grid
 from jgesr_lightning.reporting.statistics import Difference
 from jgesr_lightning.reporting.tables import describe, when
 
@@ -106,10 +106,10 @@ def csv_text(found: Map) -> str:
                 one = spot.against.get(label)
                 numbers: list[float | None] = [None] * 6
                 if one is not None:
-                    numbers = [one.mean, *_ends(one, one.half_width), *_ends(one, one.holm_half_width), one.p]
+                    numbers = [one.mean, *ends(one, one.half_width), *ends(one, one.holm_half_width), one.p]
                 writer.writerow(
-                    [panel.title, found.metric, *map(text, at), label, mean.n, *map(_full, (mean.mean, mean.std)),
-                     int(label == spot.leader), spot.base or "", *map(_full, numbers),
+                    [panel.title, found.metric, *map(text, at), label, mean.n, *map(exact, (mean.mean, mean.std)),
+                     int(label == spot.leader), spot.base or "", *map(exact, numbers),
                      "" if one is None else one.n]
                 )  # fmt: skip
     return out.getvalue()
@@ -126,11 +126,3 @@ def _extreme(one: Difference, bold: bool) -> Cell:
     """Return a difference with its interval; that of a baseline to itself is nothing."""
     number = f"{one.mean:+.2f}" if one.mean else "0"
     return Cell(f"{number} {interval_text(one.mean, one.half_width)}".rstrip(), bold, stars(one))
-
-
-def _ends(one: Difference, half: float | None) -> tuple[float | None, float | None]:
-    return (None, None) if half is None else (one.mean - half, one.mean + half)
-
-
-def _full(value: float | None) -> str:
-    return "" if value is None else repr(value)

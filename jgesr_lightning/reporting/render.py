@@ -270,23 +270,25 @@ def csv_text(tables: Sequence[Table]) -> str:
             mean, pair = entry.value, entry.pair
             differences: list[float | None] = [None] * 6
             if pair is not None:
-                differences = [pair.mean, *_ends(pair, pair.half_width), *_ends(pair, pair.holm_half_width), pair.p]
+                differences = [pair.mean, *ends(pair, pair.half_width), *ends(pair, pair.holm_half_width), pair.p]
             met = "; ".join(table.remarks[place] for place in entry.marks)
             writer.writerow(
-                [number, table.metric, label, *column, mean.n, repr(mean.mean), _number(mean.std), int(entry.leads),
-                 int(entry.best), met, _number(entry.paper), _number(_minus(entry, entry.paper)),
-                 *(_number(None if one is None else one.mean) for one in (entry.worst, entry.decile)),
-                 "" if pair is None else table.reference, *map(_number, differences),
+                [number, table.metric, label, *column, mean.n, repr(mean.mean), exact(mean.std), int(entry.leads),
+                 int(entry.best), met, exact(entry.paper), exact(_minus(entry, entry.paper)),
+                 *(exact(None if one is None else one.mean) for one in (entry.worst, entry.decile)),
+                 "" if pair is None else table.reference, *map(exact, differences),
                  "" if pair is None else pair.n, "; ".join(table.protocol)]
             )  # fmt: skip
     return text.getvalue()
 
 
-def _ends(pair: Difference, half: float | None) -> tuple[float | None, float | None]:
+def ends(pair: Difference, half: float | None) -> tuple[float | None, float | None]:
+    """Return the ends of a difference's interval, given half its width."""
     return (None, None) if half is None else (pair.mean - half, pair.mean + half)
 
 
-def _number(value: float | None) -> str:
+def exact(value: float | None) -> str:
+    """Return a number to its last digit, as files of values have it."""
     return "" if value is None else repr(value)
 
 

@@ -17,6 +17,7 @@ from jgesr_lightning.reporting.runs import Block, Column, Run, blocks, method_ra
 from jgesr_lightning.reporting.sources import averaged
 from jgesr_lightning.reporting.statistics import Difference, Mean, corrected, mean_of, paired
 from jgesr_lightning.reporting.text import shown
+from jgesr_lightning.summary import higher_is_better
 
 METRIC = "accuracy/received"
 PAPERS_METRICS = tuple(f"accuracy/{which}{how}" for which in ("received", "trained") for how in ("", "_weighted"))
@@ -274,15 +275,6 @@ def when(metric: str) -> str:
     """
     count = averaged(metric)[1]
     return f"as mean over the last {count} evaluations" if count > 1 else "after the last round"
-
-
-def higher_is_better(metric: str) -> bool:
-    """Whether the larger value is the better one: of accuracies, and of how well a planted graph was found.
-
-    >>> higher_is_better("accuracy/trained_worst"), higher_is_better("accuracy/trained_std")
-    (True, False)
-    """
-    return metric.startswith(("accuracy/", "graph/")) and not averaged(metric)[0].endswith("_std")
 
 
 def _protocol(block: Block, metric: str) -> list[str]:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from jgesr_lightning.reporting.render import interval_text
 from jgesr_lightning.reporting.runs import Column
 from jgesr_lightning.reporting.statistics import Difference
-from jgesr_lightning.reporting.tables import Table, column_title, describe, higher_is_better, mark_text, when
+from jgesr_lightning.reporting.tables import Table, column_title, describe, mark_text, when
+from jgesr_lightning.summary import higher_is_better
 
 _NAMED = 5  # methods level with the best that are named, the nearest
 

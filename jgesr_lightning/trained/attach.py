@@ -62,7 +62,8 @@ def attach(trained: Trained, samples: Samples, rounds: int = 1) -> Attached:
     Args:
         trained: a run, with its checkpoint.
         samples: of the new client, with labels; the run's `data.test_share` of them is for testing.
-        rounds: how often it trains its local epochs, each time with its own last model as start and anchor.
+        rounds: how often it trains its local epochs, each time with its own last model as start and anchor, at the
+            learning rates of the run's first rounds: its last may be next to nothing.
 
     Raises:
         ConfigError: only an export is at hand, or there are too few samples.
@@ -74,12 +75,9 @@ def attach(trained: Trained, samples: Samples, rounds: int = 1) -> Attached:
     labels = samples.labels.numpy()
     try:
         whole("rounds", rounds, at_least=1)
-        train, test = (
-            torch.from_numpy(part)
-            for part in split_train_test(
-                torch.arange(len(labels)).numpy(), labels, config.data.test_share, config.seed, trained.num_clients
-            )
-        )
+        everything, seed = torch.arange(len(labels)).numpy(), config.seed_of("partition")
+        parts = split_train_test(everything, labels, config.data.test_share, seed, trained.num_clients)
+        train, test = map(torch.from_numpy, parts)
     except ValueError as error:
         raise ConfigError(error) from None
     received = checkpoint.rows(found, "models")
@@ -123,9 +121,9 @@ def attach(trained: Trained, samples: Samples, rounds: int = 1) -> Attached:
     def take(_: int, made: Tensor) -> None:
         row.copy_(made)
 
-    for number in range(rounds):
+    for number in range(1, rounds + 1):
         sent = row.clone()[None]
-        engine.train(found.shared["round"] + number, [0], sent, take)
+        engine.train(number, [0], sent, take)
     accuracies["trained"] = score(row)
     edges = None
     alone = _alone(aggregator)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -70,7 +69,7 @@ def unlabelled(path: Path, shape: tuple[int, ...], features: Sequence[str] = ())
         if suffix in TENSORS:
             return _named(path, _fitting(path, inputs_of(path, read_entries(path, ["x"])["x"]), shape), None)
         if suffix == TABLE:
-            columns, values, _ = read_table(path, None)
+            columns, values, _ = read_table(path, None, features)
             return _named(path, _fitting(path, _in_order(path, columns, values, features), shape), None)
     except DataError as error:
         raise ConfigError(error) from None
@@ -82,7 +81,7 @@ def labelled(
 ) -> Samples:
     """Read samples with their classes: a folder of one folder a class, a .pt or .npz file with x and y, or a table.
 
-    Classes are told by their names, in files of tensors by their numbers, too.
+    Classes are told by their names; in files of tensors by their numbers, too, where no class is called by a number.
 
     Args:
         path: the folder or file.
@@ -103,12 +102,12 @@ def labelled(
             inputs = _fitting(path, inputs_of(path, entries["x"]), shape)
             found: LabelArray = labels_of(path, entries["y"], len(inputs))
         elif suffix == TABLE:
-            columns, values, found = read_table(path, label)
+            columns, values, found = read_table(path, label, features)
             inputs = _fitting(path, _in_order(path, columns, values, features), shape)
         else:
             kinds = ", ".join([*TENSORS, TABLE])
             raise ConfigError(_missing(path) or f"{path} is neither a folder of classes nor one of {kinds}")
-        return _named(path, inputs, _places(path, found, classes))
+        return _named(path, inputs, _places(path, found, classes, numbered=suffix in TENSORS))
     except DataError as error:
         raise ConfigError(error) from None
 
@@ -134,10 +133,10 @@ def _in_order(path: Path, columns: Sequence[str], values: Tensor, features: Sequ
     return values[:, [columns.index(name) for name in features]].contiguous()
 
 
-def _places(path: Path, labels: LabelArray, classes: tuple[str, ...]) -> Tensor:
-    """Return labels, names or numbers, as places among the classes."""
+def _places(path: Path, labels: LabelArray, classes: tuple[str, ...], numbered: bool) -> Tensor:
+    """Return labels as places among the classes: names, or, if they may be `numbered`, the places themselves."""
     names = {name: place for place, name in enumerate(classes)}
-    if labels.dtype.kind == "U" or all(str(value) in names for value in np.unique(labels).tolist()):
+    if labels.dtype.kind == "U" or not numbered or any(name.isdecimal() for name in classes):
         unknown = sorted({str(value) for value in labels.tolist()} - names.keys())
         if unknown:
             raise ConfigError(f"{path}: class {unknown[0]!r} is none of the run's: {', '.join(classes)[:200]}")

@@ -18,9 +18,9 @@ class ClientData:
     """One client's samples, normalised, on the device where they are used.
 
     Attributes:
-        train_inputs: (n, channels, side, side).
+        train_inputs: (n, *shape): (n, channels, height, width) of images, (n, features) of tables.
         train_labels: (n,) int64.
-        test_inputs: (m, channels, side, side).
+        test_inputs: (m, *shape).
         test_labels: (m,) int64.
     """
 

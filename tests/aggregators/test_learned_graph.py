@@ -141,11 +141,14 @@ def test_estimated_noise_of_noisy_copies_is_that_which_was_added_and_leaves_thei
     assert float(error) < 0.5 * float(uncorrected)
 
 
-def test_known_without_deviations_and_none_are_the_same():
+@pytest.mark.parametrize("settings", [{"noise_correction": "known"}, {"layer_weights": "snr"}])
+def test_what_needs_the_deviations_says_so(settings):
     received, weights, deviation = some_round(noise=0.5)
-    plain = build_aggregator("jgesr")(received, weights, noise_std=deviation)
-    unknown = build_aggregator("jgesr", noise_correction="known")(received, weights)
-    assert torch.equal(plain.models, unknown.models)
+    layers = (received.shape[1],)
+    with pytest.raises(ValueError, match="jgesr needs `noise_std`"):
+        build_aggregator("jgesr", **settings)(received, weights, layers=layers)
+    build_aggregator("jgesr", **settings)(received, weights, layers=layers, noise_std=deviation)
+    build_aggregator("jgesr")(received, weights, layers=layers)
 
 
 def test_wrong_settings_are_named():
@@ -366,7 +369,7 @@ def test_what_is_remembered_survives_and_nothing_is_kept_without_memory(name):
 
 
 def test_candidates_that_cannot_be_are_refused():
-    received, weights, _ = some_round()
+    received, weights, deviation = some_round()
     for settings, message in (
         ({"memory": 1.0}, "memory is 1.0; it must be below 1"),
         ({"memory": -0.1}, "memory"),
@@ -380,4 +383,4 @@ def test_candidates_that_cannot_be_are_refused():
         with pytest.raises(ValueError, match=message):
             build_aggregator("jgesr", **settings)
     with pytest.raises(ValueError, match="layer_weights is 'snr', which needs `layers`"):
-        build_aggregator("graph_filter", layer_weights="snr")(received, weights)
+        build_aggregator("graph_filter", layer_weights="snr")(received, weights, noise_std=deviation)

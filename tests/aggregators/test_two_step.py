@@ -87,6 +87,13 @@ def test_a_wrong_setting_is_named(setting):
         TwoStep(**setting)
 
 
+def test_gamma_has_no_part_where_neighbours_are_asked_for():
+    received = torch.randn(6, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    received[1] = received[0]  # an edge that would cost nothing
+    without, with_it = (TwoStep(neighbours=2, gamma=gamma)(received, torch.ones(6)) for gamma in (0, 1))
+    assert torch.equal(without.models, with_it.models) and torch.equal(without.graph, with_it.graph)
+
+
 def test_one_client_is_an_error():
     with pytest.raises(ValueError, match="at least 2 clients"):
         TwoStep()(torch.randn(1, 5), torch.ones(1))

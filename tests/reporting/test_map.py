@@ -3,6 +3,7 @@
 import csv
 import io
 import itertools
+import json
 
 import pytest
 
@@ -256,10 +257,15 @@ def test_the_command_writes_tables_and_the_picture(tmp_path, capsys):
 
 def test_the_command_says_what_is_wrong(tmp_path):
     plane(tmp_path, kappas=(0.1,))
+    for path in tmp_path.rglob("summary.json"):
+        summary = json.loads(path.read_text())
+        summary["last"]["accuracy/received_std"] = 0.1
+        path.write_text(json.dumps(summary))
     for arguments, words in [
         (["--rows", "data.kapa"], "data.kappa"),
         (["--rows", "channel.noise"], "both channel.noise"),
         (["--metric", "loss/train"], "accuracies"),
+        (["--metric", "accuracy/received_std"], "of which less is better"),
     ]:
         with pytest.raises(ConfigError, match=words):
             main([str(tmp_path), *arguments])

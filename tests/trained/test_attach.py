@@ -58,6 +58,16 @@ def test_it_starts_from_the_mean_of_the_received_models(result):
     assert 0 < float(moved.norm()) < 0.5 * float(mean.norm())
 
 
+def test_it_trains_at_the_rates_of_the_first_rounds(result):
+    trained = open_trained(result.folder)
+    plain = attach(trained, Samples(*newcomer(), ()), rounds=1)
+    falling = trained.config.replace(
+        local=trained.config.local.replace(schedule="cosine", schedule_rounds=2, schedule_factor=0.0)
+    )  # nothing of the rate is left after two rounds, which the run has had
+    learnt = attach(dataclasses.replace(trained, config=falling), Samples(*newcomer(), ()), rounds=1)
+    assert learnt.accuracies["trained"] == plain.accuracies["trained"] > learnt.accuracies["before"]
+
+
 def test_a_method_without_a_graph_says_so(averaged, tmp_path, capsys):
     x, y = newcomer()
     torch.save({"x": x, "y": y}, tmp_path / "late.pt")

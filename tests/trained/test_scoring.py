@@ -10,7 +10,9 @@ from PIL import Image
 
 from jgesr_lightning import load_client, load_config, run
 from jgesr_lightning.cli import main
+from jgesr_lightning.config import ConfigError
 from jgesr_lightning.trained import open_trained
+from jgesr_lightning.trained.samples import labelled
 
 
 @pytest.fixture
@@ -107,7 +109,7 @@ def test_columns_of_a_table_are_taken_by_their_names(tmp_path, monkeypatch, caps
         assert main(["export", place, "--out", str(tmp_path / "away")]) == 0
         place = str(tmp_path / "away")
     write_table(tmp_path / "same.csv", ["u", "v", "ill"], [[u, v, int(u > 0)] for u, v in rows])
-    write_table(tmp_path / "turned.csv", ["v", "more", "ill", "u"], [[v, 7, int(u > 0), u] for u, v in rows])
+    write_table(tmp_path / "turned.csv", ["v", "more", "ill", "u"], [[v, "x", int(u > 0), u] for u, v in rows])
     found = []
     for name in ("same", "turned"):
         capsys.readouterr()
@@ -149,3 +151,32 @@ def test_classes_that_the_run_does_not_know_are_refused(result, pictures, tmp_pa
     (tmp_path / "tree" / "zebra").mkdir()
     assert main(["evaluate", str(result.folder), "--data", str(tmp_path / "tree")]) == 2
     assert "class 'zebra'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("classes", "y", "places"),
+    [
+        (("1", "2", "3"), [1, 2], [0, 1]),  # by name
+        (("1", "2", "3"), [0, 1, 2], "class '0' is none of the run's: 1, 2, 3"),  # not by place as soon as one is 0
+        (("dark", "light"), [0, 1], [0, 1]),
+        (("dark", "light"), [1, 2], "label 2 is not one of the run's 0 to 1"),
+    ],
+)
+def test_numbers_are_places_only_where_no_class_is_called_by_one(tmp_path, classes, y, places):
+    x = np.zeros((len(y), 2), np.float32)
+    np.savez(tmp_path / "new.npz", x=x, y=np.array(y))
+    write_table(tmp_path / "new.csv", ["u", "v", "label"], [[0, 0, label] for label in y])
+
+    def found(name):
+        return labelled(tmp_path / name, (2,), classes, "label").labels
+
+    if isinstance(places, str):
+        with pytest.raises(ConfigError, match=places):
+            found("new.npz")
+    else:
+        assert found("new.npz").tolist() == places
+    if classes[0] == "1" and places == [0, 1]:
+        assert found("new.csv").tolist() == places
+    else:  # in a table a class has a name
+        with pytest.raises(ConfigError, match=r"new\.csv: class '\d' is none"):
+            found("new.csv")
