@@ -180,6 +180,12 @@ def _run(config: Config, parts: _Parts, opening: Opening | None) -> Result:
             result = _outcome(agreed, config, folder)
             if result is None:
                 plan, reason = build.round_plan(config, fabric, data, parts.start, watchers.orchestrator, stop)
+                if plan.sharding.any(agreed.digest != data.digest()):
+                    what = f"data.name={config.data.name} or data.partition={config.data.partition}"
+                    raise ConfigError(
+                        f"the processes have different data, or shares of them: {what} must give each process the "
+                        "same; a function of your own draws from the `seed` that it takes"
+                    )
                 if fabric.is_global_zero:
                     _announce(config, folder, launch, plan, reason)
                     if data.left_out:

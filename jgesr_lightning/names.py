@@ -149,13 +149,13 @@ def find(kind: str, name: str) -> Any:
 def resolve(text: str, folder: str | os.PathLike[str] | None = None) -> str:
     """Return a name with its file's path in full, taken from `folder` (None: the current one); others as they are.
 
-    >>> resolve("./mine.py:Mine", "/home/me"), resolve("./lists.json", "/home/me"), resolve("fedavg", "/home/me")
+    >>> resolve("./mine.py:Mine", "/home/me"), resolve("lists.json", "/home/me"), resolve("fedavg", "/home/me")
     ('/home/me/mine.py:Mine', '/home/me/lists.json', 'fedavg')
     """
     match = _FILE.fullmatch(text)
     if match is None:
-        beside = text.startswith(("./", "../")) and text.endswith(tuple(sum(ENDINGS.values(), ())))
-        return os.path.abspath(os.path.join(folder or os.curdir, text)) if beside else text
+        is_file = text.endswith(tuple(sum(ENDINGS.values(), ())))
+        return os.path.abspath(os.path.join(folder or os.curdir, user_path(text))) if is_file else text
     path = os.path.abspath(os.path.join(folder or os.curdir, user_path(match["place"])))
     return f"{path}:{match['attribute']}"
 

@@ -24,6 +24,9 @@ FREE_ON_RESUME = (
 
 METHOD = "aggregator.name"
 
+LAXER = {"nonfinite": ("raise", "drop", "drop_all")}
+"""Settings that may become laxer: what the stricter value would have stopped at, it has, and all else is the same."""
+
 
 @dataclass(frozen=True)
 class Opening:
@@ -33,11 +36,13 @@ class Opening:
         source: checkpoint to go on from, or None.
         finished: whether there is nothing left to do.
         refusal: why the run cannot be, or an empty string.
+        digest: of its data, which all processes must have alike.
     """
 
     source: Path | None = None
     finished: bool = False
     refusal: str = ""
+    digest: str = ""
 
 
 def run_folder(config: Config) -> Path:
@@ -74,7 +79,7 @@ def open_folder(config: Config, folder: Path, held: ExitStack, data_digest: str 
         place = "" if error.filename is None else f": {os.fsdecode(error.filename)}"
         why = f"{error.strerror or error}{place}"
         return Opening(refusal=f"{folder} cannot be made or written ({why}); choose another output_dir= or name=")
-    return Opening(None if resumed is None else resumed.folder)
+    return Opening(None if resumed is None else resumed.folder, digest=data_digest)
 
 
 def _resumable(config: Config, folder: Path, data_digest: str) -> checkpoint.Found | None:
@@ -135,7 +140,11 @@ def _differences(former: dict[str, Any], present: dict[str, Any]) -> list[str]:
     if METHOD in keys:  # which has settings of its own
         keys = [key for key in keys if key == METHOD or not key.startswith("aggregator.")]
     free = tuple(f"{key}." for key in FREE_ON_RESUME)
-    changed = [key for key in keys if not f"{key}.".startswith(free)]
+    laxer = {
+        key for key, order in LAXER.items()
+        if {old.get(key), new.get(key)} <= set(order) and order.index(old[key]) < order.index(new[key])
+    }  # fmt: skip
+    changed = [key for key in keys if not f"{key}.".startswith(free) and key not in laxer]
     return [f"{key} was {_typed(old.get(key))}, is {_typed(new.get(key))}" for key in changed]
 
 

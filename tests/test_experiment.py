@@ -240,6 +240,13 @@ def test_settings_that_differ_are_named_as_they_are_typed(used):
     assert "(local.clip_norm was null, is 1.0); use the same ones" in output
 
 
+def test_what_is_not_finite_may_be_met_more_laxly_from_then_on(used):
+    assert train(used, "resume=auto", "rounds=4", "nonfinite=drop_all")[0] == 0
+    status, output = train(used, "resume=auto", "rounds=5", "nonfinite=raise")
+    assert status == 2
+    assert "(nonfinite was drop_all, is raise); use the same ones" in output
+
+
 def test_so_is_beginning_again_with_other_settings_where_nothing_was_saved(used):
     shutil.rmtree(used.parent / "runs" / "tiny" / "checkpoint")
     status, output = train(used, "resume=auto", "local.lr=0.5")

@@ -162,6 +162,22 @@ def test_a_refusal_reaches_all_processes(tmp_path):
     assert started[1].output == ""
 
 
+def test_shares_that_differ_between_processes_are_refused(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import os, numpy as np\n"
+        "def drawn(labels, num_clients, seed):\n"
+        "    order = np.random.default_rng(os.getpid()).permutation(len(labels))\n"
+        "    return np.array_split(order, num_clients)\n"
+    )
+    config = write_config(tmp_path, rounds=1)
+    started = together(
+        2, [["train", config, "runtime.devices=auto", f"data.partition={tmp_path}/mine.py:drawn"]], tmp_path
+    )
+    assert started[0].wait() == 2
+    assert "error: the processes have different data, or shares of them" in started[0].output
+    assert "drawn" in started[0].output.splitlines()[-1]
+
+
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory):
     """Two runs of two processes on the command line: started by ourselves with W&B offline, and by torchrun."""

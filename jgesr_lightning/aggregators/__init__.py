@@ -98,10 +98,15 @@ def build_aggregator(name: str, **settings: Any) -> Aggregator:
     make: Callable[..., Any] = aggregator_class(name)
     method = make(**settings)
     if not isinstance(method, Aggregator):
-        kind = type(method).__name__
-        raise ValueError(f"aggregator.name is {name!r}, which gave a {kind}; it must give an Aggregator")
+        gave = type(method).__name__
+        raise ValueError(f"aggregator.name is {name!r}, which gave a {gave}; it must give an Aggregator")
     if "_modules" not in vars(method):  # nn.Module's own
         raise ValueError(f"aggregator.name is {name!r}; {type(method).__name__}.__init__ must call super().__init__()")
+    kind = type(method)
+    if (kind.state is Aggregator.state) != (kind.load_state is Aggregator.load_state):
+        raise ValueError(
+            f"aggregator.name is {name!r}; {kind.__name__} has one of state and load_state; to go on takes both"
+        )
     terms = method.client_terms(None)
     if not (isinstance(terms, tuple | list) and all(map(callable, terms))):
         what = f"{type(method).__name__}.client_terms must return a tuple of functions of (x, sent)"

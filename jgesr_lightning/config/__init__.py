@@ -7,7 +7,7 @@ to be looked at.
 """
 
 from jgesr_lightning.config.error import ConfigError
-from jgesr_lightning.config.loading import completed, load_config, parse_overrides, to_dict, to_yaml
+from jgesr_lightning.config.loading import completed, in_full, load_config, parse_overrides, to_dict, to_yaml
 from jgesr_lightning.config.methods import method_settings
 from jgesr_lightning.config.schema import KEYS, SECTIONS, Config
 from jgesr_lightning.config.section import Read, Section, read_yaml
@@ -30,6 +30,7 @@ __all__ = [
     "copy_configs",
     "find_config",
     "folders",
+    "in_full",
     "load_config",
     "method_settings",
     "parse_overrides",

@@ -150,6 +150,11 @@ def _layer(settings: Mapping[str, Setting]) -> Layer:
     """Return the settings, their keys checked, with the paths of files that hold parts in full."""
     for key, value in settings.items():
         _check_key(key, value.where)
+    return in_full(settings)
+
+
+def in_full(settings: Mapping[str, Setting]) -> dict[str, Setting]:
+    """Return settings with the paths of files that hold parts in full: they are relative to the file that says so."""
     parts = names.KEYS.values()
     return {
         key: value.resolved() if key in parts and isinstance(value, Text) else value for key, value in settings.items()

@@ -117,7 +117,7 @@ def as_argument(value: Setting) -> str:
         return f"[{','.join(map(_as_item, value))}]"
     if value.is_null:
         return "null"
-    text = str(value.resolved())
+    text = str(value)
     return json.dumps(text, ensure_ascii=False) if _needs_quotes(text) else text
 
 
@@ -132,7 +132,7 @@ def _as_item(value: object) -> str:
         return as_argument(value) if isinstance(value, Items) else json.dumps(value, ensure_ascii=False)
     if value.is_null:
         return "null"
-    text = str(value.resolved())
+    text = str(value)
     back = argument(f"[{text}]")
     return text if back == [text] and not back[0].is_null else json.dumps(text, ensure_ascii=False)
 

@@ -36,6 +36,9 @@ def read_table(path: Path, label: str | None, wanted: Sequence[str] = ()) -> tup
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, strict=True)
             columns = [name.strip() for name in next(reader, [])]
+            twice = sorted({name for name in columns if columns.count(name) > 1})
+            if twice:
+                raise DataError(f"{path} has more than one column {twice[0]!r}")
             place = -1 if label is None else _label_place(path, columns, label)
             read = [k for k, name in enumerate(columns) if k != place and (not wanted or name in wanted)]
             for row in reader:
@@ -66,9 +69,6 @@ def _label_place(path: Path, columns: list[str], label: str) -> int:
             f"{path} has no column {label!r}{nearest(label, columns)}; its first line names {found}; name the column "
             "of labels in data.label, or by --label (columns are separated by commas)"
         )
-    twice = sorted({name for name in columns if columns.count(name) > 1})
-    if twice:
-        raise DataError(f"{path} has more than one column {twice[0]!r}")
     if len(columns) < 2:
         raise DataError(f"{path} has the column {label!r} alone; it must have features beside it")
     return columns.index(label)

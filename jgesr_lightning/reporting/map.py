@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from jgesr_lightning.arguments import CommandParser, first_line
 from jgesr_lightning.checks import nearest
 from jgesr_lightning.config import ConfigError
-from jgesr_lightning.identity import condition
+from jgesr_lightning.identity import SEEDS, condition
 from jgesr_lightning.paths import user_folder
 from jgesr_lightning.reporting import plots
 from jgesr_lightning.reporting.collection import Collection
@@ -65,6 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, key in (("--rows", arguments.rows), ("--columns", arguments.columns)):
         known = sorted({key for run in runs.collection.runs for key in condition(run.config)})
         if key not in known:
+            if key.partition(".")[0] in SEEDS:
+                raise ConfigError(f"{name} is {shown(key)!r}, over which a map takes the mean; give another setting")
             raise ConfigError(f"{name} is {shown(key)!r}, which no run has as a setting{nearest(key, known)}")
     collection = runs.collection
     baselines = BASELINES if arguments.baseline is None else _labels(arguments.baseline, collection)

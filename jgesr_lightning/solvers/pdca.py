@@ -69,6 +69,10 @@ class PDCA(Solver):
             new = self._extrapolated(state, new, D_step) if self.accelerated else new
         return self._settled(models, state, new, graph, good)
 
+    def _halvings(self, state: State) -> Array | float:
+        """See `Solver`."""
+        return state.rho / self.rho if self.backtracking else 1.0
+
     @staticmethod
     def _extrapolated(old: State, new: State, D_step: Array) -> State:
         """Return a state whose next step is taken from Psi + theta (Psi - Psi_before), and w likewise."""

@@ -101,8 +101,8 @@ class Solver(ABC):
     Attributes:
         eps: what the stopping rule compares with.
         max_iter: stop after that many steps.
-        stop: "step": when ||Psi+ - Psi||_F < eps, as printed. "stationarity": when both of `Stationarity` are below
-            eps, checked every `pace` steps.
+        stop: "step": when ||Psi+ - Psi||_F < eps, as printed (under backtracking, times what halvings have made of the
+            step). "stationarity": when both of `Stationarity` are below eps, checked every `pace` steps.
     """
 
     eps: float = 1e-3
@@ -160,11 +160,15 @@ class Solver(ABC):
         value, step_norm = models.problem.value(proposed.squares, D, graph.W), proposed.step**0.5
         reason = xp.where(iterations >= self.max_iter, MAX_ITER, RUNNING)
         if self.stop == "step":
-            reason = xp.where(step_norm < self.eps, CONVERGED, reason)
+            reason = xp.where(step_norm * self._halvings(state) < self.eps, CONVERGED, reason)
         return state._replace(
             W=graph.W, D=D, W_ahead=graph.W, D_ahead=D, dual=graph.dual, value=value, step_norm=step_norm,
             reason=reason, iterations=iterations, newton_steps=state.newton_steps + graph.steps,
         )  # fmt: skip
+
+    def _halvings(self, state: State) -> Array | float:
+        """Return how many times shorter than at the start a step is: so short, it need not be close to anything."""
+        return 1.0
 
     def _settled(self, models: Models, state: State, new: State, graph: Prox, good: Array) -> State:
         """Return the new state of problems whose step is good, and have their models follow; the old one of others.

@@ -25,6 +25,7 @@ from jgesr_lightning.config import (
     completed,
     find_config,
     folders,
+    in_full,
     load_config,
     parse_overrides,
     read_yaml,
@@ -156,10 +157,15 @@ def load_study(name: str | Path, overrides: Sequence[str] = ()) -> tuple[str, li
         raise ConfigError(f"{path} is one run, not a study; it is run by: python -m jgesr_lightning train {path}")
     study, places = read_yaml(path, StudyFile)
     study = study.replace(base=_base(study.base, path, places["base"]))
-    given = {key: as_argument(setting) for key, setting in parse_overrides(overrides).items()}
+    given = {key: as_argument(setting) for key, setting in in_full(parse_overrides(overrides)).items()}
     for key in OWN:
         if key in given:
             raise ConfigError(f"{key} cannot be set for all cells of a study: each cell has its own (--only chooses)")
+    for key in study.grid:
+        if key in given:
+            raise ConfigError(
+                f"{key} is an axis of this study's grid, which {path} sets; --only chooses among its values"
+            )
     output = user_path(given.pop("output_dir", "runs")) / path.stem
     shared = study.settings | ({"metric": written(study.metric, places["metric"])} if study.metric else {})
     _refuse_own(study, path, places)
@@ -201,7 +207,7 @@ def load_study(name: str | Path, overrides: Sequence[str] = ()) -> tuple[str, li
             "channel.missing_rate": missing,
         }
         own = {"seed": str(seed), "name": cell, "output_dir": str(output)}
-        arguments = {**{key: as_argument(value) for key, value in settings.items()}, **given, **own}
+        arguments = {**{key: as_argument(value) for key, value in in_full(settings).items()}, **given, **own}
         config = load((data, label, *map(str, chosen)), settings)
         channel = config.channel.replace(
             noise=load(("noise", str(noise)), settings).channel.noise,

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from jgesr_lightning.aggregators import Aggregate, Aggregator, aggregator_class, aggregator_names, build_aggregator
 from jgesr_lightning.aggregators.base import Own, kept
+from jgesr_lightning.names import BUILTIN
 from tests.aggregators.sharding import run_sharded
 
 NAMES = aggregator_names()
@@ -382,6 +383,22 @@ class Somebodys(Aggregator):
             return self.parts["whole"]
         parts = {"models": upload.received.clone(), "graph": torch.eye(len(upload.clients)), **self.parts}
         return Aggregate(**{name: part(upload) if callable(part) else part for name, part in parts.items()})
+
+
+def test_a_method_of_a_users_that_keeps_something_can_also_take_it_back(monkeypatch):
+    class Keeps(Somebodys):
+        def state(self):
+            return {"rounds": 3}
+
+    class Both(Keeps):
+        def load_state(self, state):
+            pass
+
+    for kind in (Keeps, Both):
+        monkeypatch.setitem(BUILTIN["aggregators"], kind.__name__, kind)
+    with pytest.raises(ValueError, match="Keeps has one of state and load_state; to go on takes both"):
+        build_aggregator("Keeps")
+    build_aggregator("Both")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jgesr_lightning.config import ConfigError, as_argument, load_config, read_yaml, to_yaml
+from jgesr_lightning.config import ConfigError, as_argument, in_full, load_config, read_yaml, to_yaml
 from jgesr_lightning.config.methods import settings_model
 
 ROOT = Path(__file__).parents[2]
@@ -138,7 +138,7 @@ def test_a_file_named_in_a_study_is_taken_from_beside_it(mine):
     from tests.config.test_written import Outer
 
     settings = read_yaml(mine / "study.yaml", Outer).values.settings
-    assert as_argument(settings["aggregator.name"]) == f"{mine}/mine.py:Mine"
+    assert as_argument(in_full(settings)["aggregator.name"]) == f"{mine}/mine.py:Mine"
     assert load_config(None, settings=settings).aggregator.name == f"{mine}/mine.py:Mine"
 
 

@@ -264,6 +264,7 @@ def test_the_command_says_what_is_wrong(tmp_path):
     for arguments, words in [
         (["--rows", "data.kapa"], "data.kappa"),
         (["--rows", "channel.noise"], "both channel.noise"),
+        (["--rows", "seed"], "over which a map takes the mean"),
         (["--metric", "loss/train"], "accuracies"),
         (["--metric", "accuracy/received_std"], "of which less is better"),
     ]:

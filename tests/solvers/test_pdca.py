@@ -119,6 +119,15 @@ def test_single_precision_rows_that_share_a_large_part() -> None:
         assert float((torch.from_numpy(solution.graphs[0]) - W).abs().max() / W.max()) < 1e-4
 
 
+@pytest.mark.parametrize(("scale", "alpha", "there"), [(1.0, 0.05, True), (1e2, 10.0, False), (1e4, 0.05, False)])
+def test_a_step_that_backtracking_has_made_short_is_not_taken_for_the_end(scale, alpha, there) -> None:
+    received, z = federation()
+    _, solution = run(in_coefficients(received * scale, z, problem=Problem(alpha)), backtracking=True)
+    assert solution.step_norm < 1e-3  # as `step: fixed` would stop at
+    assert solution.converged == there == (solution.step_norm * solution.rho < 1e-3)
+    assert (solution.stationarity[0] < 0.01) == there
+
+
 @pytest.mark.parametrize("scale", [1e-3, 1e-1, 1.0, 10.0, 1e2, 1e3])
 @pytest.mark.parametrize("accelerated", [False, True])
 @pytest.mark.parametrize("masked", [False, True])

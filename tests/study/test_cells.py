@@ -213,6 +213,21 @@ def test_values_of_a_grid_that_make_no_other_run_are_refused(tmp_path, values):
         cells_of(tmp_path, f"{TWO}grid: {{{values}}}\n")
 
 
+def test_an_axis_of_the_grid_is_not_set_for_all_cells(tmp_path):
+    cells_of(tmp_path, TWO + "grid: {participation: [0.5]}\n")
+    with pytest.raises(ConfigError, match=r"participation is an axis of this study's grid, which .*tiny.yaml sets"):
+        load_study(tmp_path / "tiny.yaml", ["participation=0.3"])
+
+
+def test_files_of_parts_lie_beside_the_study_and_data_where_it_is_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "deep").mkdir()
+    settings = "settings: {data.partition: shares.json, data.root: blobs.npz}\n"
+    (cell, *_) = cells_of(tmp_path / "deep", TWO + settings)
+    for config in (cell.config, load_config(cell.base, cell.overrides)):
+        assert (config.data.partition, config.data.root) == (f"{tmp_path}/deep/shares.json", "blobs.npz")
+
+
 def test_a_file_that_is_no_utf8_is_one_line(tmp_path):
     path = tmp_path / "tiny.yaml"
     path.write_bytes("# größer\nbase: base\nmethods: [local]\n".encode("latin-1"))

@@ -117,6 +117,9 @@ def test_columns_of_a_table_are_taken_by_their_names(tmp_path, monkeypatch, caps
         assert main(["predict", place, "--client", "0", str(tmp_path / f"{name}.csv")]) == 0
         found.append(capsys.readouterr().out.replace(name, ""))
     assert found[0] == found[1]
+    write_table(tmp_path / "twice.csv", ["u", "v", "u"], [[9, v, u] for u, v in rows])
+    assert main(["predict", place, "--client", "0", str(tmp_path / "twice.csv")]) == 2
+    assert "twice.csv has more than one column 'u'" in capsys.readouterr().err
     write_table(tmp_path / "other.csv", ["u", "w", "ill"], [[u, v, int(u > 0)] for u, v in rows])
     assert main(["evaluate", place, "--data", str(tmp_path / "other.csv"), "--label", "ill"]) == 2
     assert "other.csv has no column 'v'; the network was trained on u, v" in capsys.readouterr().err
