@@ -22,6 +22,7 @@ from jgesr_lightning.callbacks.wandb_log import WandbLog, sync_command
 from jgesr_lightning.callbacks.wandb_media import client_curves, client_order
 from jgesr_lightning.callbacks.wandb_mode import has_key, reachable, resolve_mode
 from jgesr_lightning.layout import ParameterLayout
+from jgesr_lightning.plan import RoundPlan
 from jgesr_lightning.records import RoundRecord
 from jgesr_lightning.wandb_names import Labels
 from tests.callbacks.offline import records
@@ -57,6 +58,7 @@ def _clean_environment(monkeypatch, tmp_path):
 def fake_plan(rounds=4, rank_zero=True):
     return SimpleNamespace(
         rounds=rounds,
+        is_due=lambda number, every: RoundPlan.is_due(SimpleNamespace(rounds=rounds), number, every),
         fabric=SimpleNamespace(is_global_zero=rank_zero),
         aggregator=SimpleNamespace(mixing=False),
         sharding=SimpleNamespace(gather=lambda values: values.double()),
