@@ -195,14 +195,17 @@ def test_data_says_what_it_found(arguments, capsys, monkeypatch, tmp_path):
     assert capsys.readouterr().out.startswith("synthetic: ")
 
 
-@pytest.mark.parametrize("arguments", [["./mine.py:blobs"], ["data.name=./mine.py:blobs"], ["mine:blobs", "seed=1"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["./blobs_of_mine.py:blobs"], ["data.name=./blobs_of_mine.py:blobs"], ["blobs_of_mine:blobs", "seed=1"]],
+)
 def test_data_takes_a_set_of_ones_own_by_its_name(arguments, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(
+    (tmp_path / "blobs_of_mine.py").write_text(
         "import torch\nfrom jgesr_lightning.data import make_dataset\n"
         "def blobs(root):\n    return make_dataset('blobs', (torch.eye(30), torch.arange(30) % 3), None, 'abc')\n"
     )
-    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    monkeypatch.delitem(sys.modules, "blobs_of_mine", raising=False)
     assert cli.main(["data", *arguments]) == 0
     assert "blobs: 30 training and 0 test samples of 30, 3 classes" in capsys.readouterr().out
 

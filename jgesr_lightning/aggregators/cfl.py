@@ -47,7 +47,7 @@ class CFL(Aggregator):
     """
 
     name: ClassVar[str] = "cfl"
-    needs = ("previous",)
+    needs: tuple[str, ...] = ("previous",)
 
     def __init__(
         self,

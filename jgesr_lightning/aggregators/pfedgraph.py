@@ -37,7 +37,7 @@ class PFedGraph(Aggregator):
     """
 
     name: ClassVar[str] = "pfedgraph"
-    needs = ("initial",)
+    needs: tuple[str, ...] = ("initial",)
 
     def __init__(self, lam: float = 0.8, lam_local: float = 0.01) -> None:
         super().__init__()
