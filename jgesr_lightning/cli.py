@@ -208,7 +208,8 @@ def data(arguments: Sequence[str]) -> int:
 
     sets = [argument for argument in given if is_file(argument) and is_name("data", argument)]
     settings = [argument for argument in given if argument not in sets]
-    if sets or not any(map(is_file, given)):
+    named = any(setting.removeprefix("--").startswith("data.name=") for setting in settings)
+    if sets or (named and not any(map(is_file, settings))):
         config = load_config(None, [*(f"data.name={name}" for name in sets), *settings])
     else:
         config = configuration(given)

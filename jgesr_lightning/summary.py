@@ -1,4 +1,7 @@
-"""Reading a run's ``summary.json``, which may be damaged: half written by a full disk, or changed by hand."""
+"""What a run's ``summary.json`` says: reading it, damaged or not, and which way its metrics are better.
+
+It may be half written by a full disk, or changed by hand.
+"""
 
 from __future__ import annotations
 

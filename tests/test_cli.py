@@ -107,6 +107,8 @@ def test_a_bug_is_not_dressed_up_as_a_mistake_of_the_user(ran, capsys, monkeypat
         ["train"],
         ["config"],
         ["config", "mnist_s01", "rounds=many"],
+        ["data"],
+        ["data", "seed=3"],
         ["data", "minst"],
         ["data", "mnist", "synthetic.yaml"],
         ["trian", "mnist_s01"],

@@ -97,24 +97,23 @@ def build_aggregator(name: str, **settings: Any) -> Aggregator:
             raise ValueError(f"{names.label(name)} has no setting {setting!r}{nearest(setting, known)}; {listed}")
     make: Callable[..., Any] = aggregator_class(name)
     method = make(**settings)
-    if not isinstance(method, Aggregator):
-        gave = type(method).__name__
-        raise ValueError(f"aggregator.name is {name!r}, which gave a {gave}; it must give an Aggregator")
-    if "_modules" not in vars(method):  # nn.Module's own
-        raise ValueError(f"aggregator.name is {name!r}; {type(method).__name__}.__init__ must call super().__init__()")
     kind = type(method)
+    if not isinstance(method, Aggregator):
+        raise ValueError(f"aggregator.name is {name!r}, which gave a {kind.__name__}; it must give an Aggregator")
+    if "_modules" not in vars(method):  # nn.Module's own
+        raise ValueError(f"aggregator.name is {name!r}; {kind.__name__}.__init__ must call super().__init__()")
     if (kind.state is Aggregator.state) != (kind.load_state is Aggregator.load_state):
         raise ValueError(
             f"aggregator.name is {name!r}; {kind.__name__} has one of state and load_state; to go on takes both"
         )
     terms = method.client_terms(None)
     if not (isinstance(terms, tuple | list) and all(map(callable, terms))):
-        what = f"{type(method).__name__}.client_terms must return a tuple of functions of (x, sent)"
+        what = f"{kind.__name__}.client_terms must return a tuple of functions of (x, sent)"
         raise ValueError(f"aggregator.name is {name!r}; {what}; it returned a {type(terms).__name__}")
     for key, words in (("start", STARTS), ("own", OWNS)):
-        one_of(f"{type(method).__name__}.{key}", getattr(method, key), words)
+        one_of(f"{kind.__name__}.{key}", getattr(method, key), words)
     if not hasattr(method, "name"):
-        type(method).name = names.label(name)
+        kind.name = names.label(name)
     return method
 
 

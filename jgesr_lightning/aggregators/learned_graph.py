@@ -145,7 +145,7 @@ class LearnedGraph(Aggregator):
         """Return the noise's share of the squared distances, (G, P, P) float64; None where it is to be estimated."""
         if self.noise_correction == "estimated":
             return None
-        if self.noise_correction == "none" or upload.noise_std is None:
+        if self.noise_correction == "none":
             return 0.0
         return noise_of_pairs(noise_shares(upload, layers))
 
