@@ -51,6 +51,13 @@ def runs(tmp_path_factory):
     return folder / "runs"
 
 
+def test_these_tests_share_a_worker(request):
+    """Else each worker starts the same processes over again, which has doubled the time of all tests unnoticed."""
+    if not getattr(request.config.option, "loadgroup", False):
+        pytest.skip("needs --dist loadgroup, as `make test` has it")
+    assert request.node.nodeid.endswith("@test_processes")
+
+
 @pytest.mark.parametrize("world", WORLDS[1:])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_same_models_on_any_number_of_processes(runs, name, world):
