@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
-from jgesr_lightning.config import to_dict
+from jgesr_lightning.config import to_dict, to_yaml
+from jgesr_lightning.runtime.files import write_text
 from jgesr_lightning.study.cells import Cell, copied
 from jgesr_lightning.summary import FILE, DamagedSummaryError, read_summary
 
@@ -36,7 +38,8 @@ def copy_of_equal(cell: Cell, summaries: Summaries) -> Path | None:
     """Copy the cell from a study beside this one that has finished it, or from this one under the cell's former name.
 
     All settings have to be equal, but for names, what W&B is told, and the choice of devices. A checkpoint stays
-    behind. Return the folder that was copied, or None without one.
+    behind; the copy's files have the cell's own settings, and say what they were copied from. Return the folder that
+    was copied, or None without one.
     """
     if cell.folder.exists():
         return None
@@ -47,9 +50,19 @@ def copy_of_equal(cell: Cell, summaries: Summaries) -> Path | None:
             unfinished = cell.folder.with_name(f".{cell.name}")
             shutil.rmtree(unfinished, ignore_errors=True)
             shutil.copytree(path.parent, unfinished, ignore=shutil.ignore_patterns("checkpoint", "wandb*", "figures"))
+            _made_own(unfinished, cell, path.parent)
             unfinished.rename(cell.folder)
             return path.parent
     return None
+
+
+def _made_own(folder: Path, cell: Cell, source: Path) -> None:
+    """Give a copy the cell's own settings: a run begun from its config.yaml must not write to where it came from."""
+    summary = read_summary(folder)
+    own = {"name": cell.name, "config": to_dict(cell.config)}
+    whence = {"copied_from": summary.get("copied_from", str(source))}
+    write_text(folder / FILE, json.dumps(summary | own | whence, indent=1))
+    write_text(folder / "config.yaml", to_yaml(cell.config))
 
 
 def seconds_of(summary: dict[str, Any]) -> float:

@@ -49,6 +49,7 @@ class _Running:
     locks: list[int]
     slot: int
     start: float
+    logged: int
     told: bool = False
 
 
@@ -130,9 +131,10 @@ class _Runner:
         for copy in locks:
             held.callback(os.close, copy)
         foreign = [copy for one in self.running for copy in one.locks]
+        logged = log_of(cell).stat().st_size if log_of(cell).is_file() else 0  # by earlier attempts
         child = self.starter(cell, Place(log_of(cell), locks, slot, foreign))
         # from here on: what the first one imports for all does not count
-        self.running.append(_Running(cell, head, child, held.pop_all(), locks, slot, time.monotonic()))
+        self.running.append(_Running(cell, head, child, held.pop_all(), locks, slot, time.monotonic(), logged))
 
     def _done(self, cell: Cell) -> str:
         """Return why there is nothing to run, or an empty string."""
@@ -158,7 +160,7 @@ class _Runner:
             more = f"; about {duration(left)} left" if left else ""
             self.say(f"{head}: {result(cell)}, {duration(seconds)}{more}")
         elif not stop:
-            reason = f"{_ending(status)}: {_reason(log_of(cell))}"
+            reason = f"{_ending(status)}: {_reason(log_of(cell), one.logged)}"
             if cell.summary().get("status") == "finished":  # with other settings, and resuming refused to mix them
                 reason += f"; to run the cell anew, remove {cell.folder}"
             self.outcome.failed[cell.name] = reason
@@ -225,8 +227,8 @@ def _ending(status: int) -> str:
     return f"exit status {status}" if status >= 0 else f"ended by {signal.Signals(-status).name}"
 
 
-def _reason(path: Path) -> str:
-    """Return the last line of a log that names an error, else its last line."""
-    text = path.read_text(errors="replace") if path.is_file() else ""
+def _reason(path: Path, logged: int) -> str:
+    """Return the last line that names an error in a log beyond its first `logged` bytes, else its last line."""
+    text = path.read_bytes()[logged:].decode(errors="replace") if path.is_file() else ""
     lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no output"]
     return next((line for line in reversed(lines) if line.startswith("error:")), lines[-1])

@@ -221,6 +221,8 @@ def _of_run(place: Path) -> Trained:
     try:
         found = checkpoint.find(place / "checkpoint")
         if found is None:
+            if origin := read_summary(place).get("copied_from"):
+                raise ConfigError(f"{place} was copied without its checkpoint; name the folder of the run, {origin}")
             raise ConfigError(f"{place} holds no checkpoint, and no {CARD} of an export; name a run's folder")
         summary = read_summary(place)
         config = Config(**found.shared["config"])

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from jgesr_lightning.cli import main
-from jgesr_lightning.config import to_dict
+from jgesr_lightning.config import Config, load_config, to_dict
 from jgesr_lightning.runtime.files import InUseError, locked
 from jgesr_lightning.study import load_study, runner
 from jgesr_lightning.study.estimate import Estimate
@@ -63,6 +63,11 @@ def test_a_cell_that_a_study_beside_this_one_has_finished_is_copied(tmp_path):
     assert "copied from" in lines[0] and "91.00 %" in lines[0]
     assert (more[0].folder / "metrics.csv").is_file() and not (more[0].folder / "checkpoint").exists()
     assert all(cell.is_finished() for cell in more)
+    for copy in more:  # it speaks of itself: what goes on from its config.yaml must not write to where it came from
+        summary, source = copy.summary(), first[0].folder.parent / copy.name
+        assert summary["copied_from"] == str(source) and summary["name"] == copy.name
+        assert load_config(copy.folder / "config.yaml") == copy.config == Config(**summary["config"])
+        assert copy.config.output_dir == str(copy.folder.parent) != str(source.parent)
     # what is measured how often is a setting too, when it comes to taking over another study's files
     often = load_study(tmp_path / "other.yaml", [f"output_dir={tmp_path / 'runs'}", "evaluation.every=2"])[1]
     for cell in more:
@@ -84,6 +89,16 @@ def test_a_failed_cell_is_named_and_the_others_run(tmp_path):
     outcome = run_cells(cells, fake(lambda cell: -1 if "local" in cell.name else 0.9), quiet)
     assert outcome.finished == ["synthetic_s0.1_fedavg_seed0"]
     assert outcome.failed == {"synthetic_s0.1_local_seed0": "exit status 1: error: it went wrong"}
+
+
+def test_an_earlier_attempts_error_is_not_the_reason_of_a_later_failure(tmp_path):
+    cell = cells_of(tmp_path, TWO)[0]
+    run_cells([cell], fake(-1), quiet)
+    killed = programs(
+        lambda cell: [sys.executable, "-c", "import os; print('so far', flush=True); os.kill(os.getpid(), 9)"]
+    )
+    assert run_cells([cell], killed, quiet).failed == {cell.name: "ended by SIGKILL: so far"}
+    assert "it went wrong" in (cell.folder.parent / "logs" / f"{cell.name}.log").read_text()
 
 
 def test_a_program_that_ends_well_but_leaves_no_result_has_failed(tmp_path):

@@ -65,6 +65,7 @@ def test_what_was_not_kept_is_refused(averaged, tmp_path, capsys):
     [
         (["export", "nowhere"], "there is no folder nowhere"),
         (["export", "{empty}"], "holds no checkpoint"),
+        (["export", "{copy}"], "was copied without its checkpoint; name the folder of the run, runs/first/cell"),
         (["export", "{run}", "--what", "trianed"], "--what is 'trianed'"),
         (["predict", "{run}", "--client", "4", "x.png"], "clients 0 to 3"),
         (["predict", "{run}", "--client", "-1", "x.png"], "client is -1"),
@@ -75,7 +76,11 @@ def test_what_was_not_kept_is_refused(averaged, tmp_path, capsys):
     ],
 )
 def test_what_is_wrong_is_one_line(result, tmp_path, capsys, arguments, words):
-    given = [text.format(empty=tmp_path, run=result.folder) for text in arguments]
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    summary = {"status": "finished", "config": {"seed": 0}, "last": {"round": 1}, "copied_from": "runs/first/cell"}
+    (copy / "summary.json").write_text(json.dumps(summary))
+    given = [text.format(empty=tmp_path, run=result.folder, copy=copy) for text in arguments]
     assert main(given) == 2
     said = capsys.readouterr().err
     assert words in said
