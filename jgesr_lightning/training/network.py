@@ -93,6 +93,9 @@ def layers_of(net: nn.Module) -> list[Layer]:
             raise refuse(f"{name!r} ({type(module).__name__}), which shares its weights with another layer")
         seen |= {id(p) for p in module.parameters()}
         layers.append(_layer(name, module, modules, names))
+    layout = ParameterLayout.of(net)
+    if layout.num_parameters != layout.size:  # rows of weights hold them too, and an optimizer moves whole rows
+        raise refuse(f"the buffer {next(name for name in reversed(layout.names))!r}")
     return layers
 
 
@@ -149,7 +152,7 @@ def _layer(name: str, module: nn.Module, rest: list[tuple[str, nn.Module]], name
         return Layer(lambda shape, w, dtype, device, first: Flatten(shape, dtype, device))
     if kind in (nn.Dropout, nn.Dropout2d):
         p, channels = float(module.p), kind is nn.Dropout2d  # type: ignore[arg-type]
-        return Layer(lambda shape, w, dtype, device, first: Dropout(shape, p, channels, dtype, device))
+        return Layer(lambda shape, w, dtype, device, first: Dropout(shape, p, channels, dtype, device, not first))
     if kind in STATELESS and not getattr(module, "return_indices", False):
         return Layer(lambda shape, w, dtype, device, first: Stateless(shape, _out_of_place(module), dtype, device))
     raise refuse(f"{name!r} ({kind.__name__})" if name else f"a {kind.__name__}, which is no nn.Sequential")

@@ -400,15 +400,27 @@ class Flatten(Stage):
 class Dropout(Stage):
     """Dropout of single values (or, with `channels`, of whole channels), each network by its own generator.
 
-    A network draws for its real samples alone and in their order, so that its masks depend on nobody else; on vectors
-    the CPU draws the very masks that `nn.Dropout` draws from the same seed.
+    A network draws for its real samples alone and in their order, so that its masks depend on nobody else; the CPU
+    draws the very masks that `nn.Dropout` draws from the same seed. Masks are drawn in the order of memory:
+    `after_weights` says that images come from a convolution, of which the sequential engine on a CPU has channels
+    innermost.
     """
 
-    def __init__(self, shape: torch.Size, p: float, channels: bool, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        shape: torch.Size,
+        p: float,
+        channels: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+        after_weights: bool = False,
+    ) -> None:
         self.output = shape
         self.keep = 1.0 - p
         drawn = (*shape[:3], *(1 for _ in shape[3:])) if channels else shape
         self.mask = torch.zeros(drawn, dtype=dtype, device=device)
+        if after_weights and len(drawn) == 5 and device.type == "cpu":
+            self.mask = self.mask.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         """See `Stage.forward`."""

@@ -230,6 +230,20 @@ def test_dropout_draws_the_masks_of_the_reference():
     compare(lambda: make_net(nn.Dropout(0.4)))
 
 
+@pytest.mark.parametrize("dropout", [nn.Dropout, nn.Dropout2d])
+def test_dropout_of_images_too_wherever_it_stands(dropout):
+    def net():
+        torch.manual_seed(0)
+        return nn.Sequential(
+            dropout(0.2), nn.Conv2d(2, 4, 3), nn.ReLU(), dropout(0.4), nn.Conv2d(4, 3, 3), nn.AvgPool2d(2), nn.ELU(),
+            dropout(0.3), nn.Flatten(), nn.Linear(48, CLASSES),
+        )  # fmt: skip
+
+    compare(net, data=make_data(shape=(2, 12, 12)))
+    compare(lambda: nn.Sequential(*list(net())[:4], nn.Flatten(), nn.Linear(400, CLASSES)),
+            data=make_data(shape=(2, 12, 12)))  # fmt: skip
+
+
 @pytest.mark.parametrize("channels", [False, True])
 def test_each_client_has_masks_of_its_own_in_the_right_share(channels):
     from jgesr_lightning.training.stages import Context, Dropout
@@ -276,6 +290,10 @@ def test_shared_and_frozen_weights_are_refused():
     layer.bias.requires_grad_(False)
     with pytest.raises(ValueError, match=r"frozen parameter '1\.bias'"):
         make_engine(StackedEngine, nn.Sequential(nn.Flatten(), layer), make_data())
+    net = nn.Sequential(nn.Flatten(), nn.Linear(144, CLASSES))
+    net.register_buffer("scale", torch.ones(4))  # which weight decay would shrink
+    with pytest.raises(ValueError, match="engine=stacked cannot train the buffer 'scale'; use engine=sequential"):
+        make_engine(StackedEngine, net, make_data())
 
 
 def test_sequential_trains_batch_norm_statistics():
