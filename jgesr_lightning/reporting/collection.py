@@ -29,13 +29,25 @@ class Collection:
         runs: finished, in the order of their folders' names; one of those with equal settings and seed.
         notes: one line for each run that is left out, with its name and the reason, and for runs that count together.
         order: labels of the methods in the order of the study's file, empty where the runs are no study's.
-        names: label -> what the study's file calls that method, where it is not the label itself.
+        names: label -> what the study's file calls that method, where it is not the label itself, nor that of several.
     """
 
     runs: list[Run]
     notes: list[str]
     order: list[str] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)
+
+    def label_of(self, given: str) -> str:
+        """Return the label of a method, which may be given as the study's file calls it.
+
+        Raises:
+            ConfigError: none of the runs is of that method.
+        """
+        labels = {run.label: run.label for run in self.runs}
+        known = {name: of for of, name in self.names.items() if of in labels} | labels
+        if given not in known:
+            raise ConfigError(f"no method {shown(given)!r}{nearest(given, known)}; known: {', '.join(sorted(known))}")
+        return known[given]
 
 
 def collect(roots: Iterable[str | Path], drawn: str | None = None) -> Collection:
@@ -69,7 +81,7 @@ def collect(roots: Iterable[str | Path], drawn: str | None = None) -> Collection
             found = newer
         runs[key] = found
     kept = sorted(runs.values(), key=lambda run: str(run.folder))
-    names = {of: key for of, key in keys.items() if key != of}
+    names = {of: key for of, key in keys.items() if key not in keys}
     return Collection(kept, notes + _coinciding(kept), list(keys), names)
 
 
@@ -83,19 +95,22 @@ def _found(roots: Iterable[str | Path], notes: list[str], keys: dict[str, str]) 
                 keys.setdefault(of, key)
             yield from found
             continue
-        studies: dict[Path, dict[str, str]] = {}  # folder of a study -> name of a method in its file -> label
+        studies: dict[Path, dict[str, list[str]]] = {}  # folder of a study -> name of a method in its file -> labels
         for folder in _run_folders(root, seen, notes):
             if folder.parent not in studies:
-                studies[folder.parent] = dict.fromkeys(_study_methods(folder.parent), "")
+                studies[folder.parent] = {name: [] for name in _study_methods(folder.parent)}
             run = _read(folder)
             if isinstance(run, Run):
                 labels = studies[folder.parent]
                 # the longest: jgesr_uniform is no jgesr; between a method and the seed stand the values of a grid
                 name = max((name for name in labels if f"_{word(name)}_" in folder.name), key=len, default=None)
-                labels |= {} if name is None or labels[name] else {name: run.label}
+                if name is not None and run.label not in labels[name]:
+                    labels[name].append(run.label)  # several where the grid is over a setting of the method
             yield run if isinstance(run, Run) else f"{shown(folder.name)}: {run}"
-        for key, of in ((key, of) for labels in studies.values() for key, of in labels.items() if of):
-            keys.setdefault(of, key if " " in key else label(key))  # of a file's or a module's, the last word
+        for key, held in (item for labels in studies.values() for item in labels.items()):
+            name = key if " " in key else label(key)  # of a file's or a module's, the last word
+            for of in sorted(held, key=lambda of: of != name):
+                keys.setdefault(of, name if len(held) == 1 else of)
 
 
 def _study_methods(folder: Path) -> list[str]:

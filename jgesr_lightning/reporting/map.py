@@ -14,7 +14,6 @@ from jgesr_lightning.config import ConfigError
 from jgesr_lightning.identity import SEEDS, condition
 from jgesr_lightning.paths import user_folder
 from jgesr_lightning.reporting import plots
-from jgesr_lightning.reporting.collection import Collection
 from jgesr_lightning.reporting.figures import map_drawings
 from jgesr_lightning.reporting.map_grids import csv_text, latex, markdown
 from jgesr_lightning.reporting.maps import BASELINES, COLUMNS, ROWS, Map, map_of
@@ -29,16 +28,6 @@ WRITERS: Mapping[str, tuple[str, Callable[[Map], str]]] = {
     "csv": ("map.csv", csv_text),
     "latex": ("map.tex", latex),
 }
-
-
-def _labels(given: Sequence[str], collection: Collection) -> list[str]:
-    """Return the labels of methods, which may be given as the study's file calls them."""
-    known = {run.label: run.label for run in collection.runs}
-    known |= {name: label for label, name in collection.names.items() if label in known}
-    for label in given:
-        if label not in known:
-            raise ConfigError(f"no method {shown(label)!r}{nearest(label, known)}; known: {', '.join(sorted(known))}")
-    return list(dict.fromkeys(known[label] for label in given))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,7 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 raise ConfigError(f"{name} is {shown(key)!r}, over which a map takes the mean; give another setting")
             raise ConfigError(f"{name} is {shown(key)!r}, which no run has as a setting{nearest(key, known)}")
     collection = runs.collection
-    baselines = BASELINES if arguments.baseline is None else _labels(arguments.baseline, collection)
+    baselines = (
+        BASELINES if arguments.baseline is None else list(dict.fromkeys(map(collection.label_of, arguments.baseline)))
+    )
     found = map_of(collection.runs, runs.metric, arguments.rows, arguments.columns, baselines, collection.names)
     for kind in WRITERS if arguments.format == "all" else [arguments.format]:
         name, write = WRITERS[kind]

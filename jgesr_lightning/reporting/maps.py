@@ -301,8 +301,12 @@ def _titles(sheets: Sequence[tuple[tuple[str, Any], ...]]) -> dict[tuple[tuple[s
     differing = [key for key in keys if len({repr(one.get(key)) for one in held}) > 1]
     return {
         rest: ", ".join(
-            [shown(one.get("data.name", "")), *(f"{_short(key)} {text(one.get(key))}" for key in differing)]
+            [
+                *([shown(one["data.name"])] if "data.name" in one else []),
+                *(f"{_short(key)} {text(one.get(key))}" for key in differing),
+            ]
         )
+        or "all runs"
         for rest, one in zip(sheets, held, strict=True)
     }
 
@@ -326,7 +330,7 @@ def _rank(value: Any) -> tuple[bool, float, str]:
 
 def _natural(title: str) -> tuple[bool, list[tuple[bool, float, str]]]:
     """Return the sort key that puts MNIST first and numbers in their order."""
-    parts = [_rank(float(part) if _is_number(part) else part) for part in title.split()]
+    parts = [_rank(float(part) if _is_number(part) else part) for part in title.replace(",", " ").split()]
     return not title.startswith("mnist"), parts
 
 

@@ -23,10 +23,15 @@ _TABLE = {
     "pfedgraph": (92.76, 92.01, 78.19, 75.24),
 }
 _SETTINGS = {
-    "clients": 20, "rounds": 30, "participation": 1.0, "data.kappa": 0.05, "data.fraction": 1.0,
-    "data.test_share": 0.25, "local.epochs": 5, "local.lr": 0.01, "local.momentum": 0.0,
+    "clients": 20, "rounds": 30, "participation": 1.0, "data.partition": "dirichlet", "data.planted": None,
+    "data.kappa": 0.05, "data.fraction": 1.0, "data.test_share": 0.25, "local.epochs": 5, "local.lr": 0.01,
+    "local.optimizer": "sgd", "local.momentum": 0.0, "local.weight_decay": 0.0, "local.clip_norm": None,
+    "local.schedule": "constant",
 }  # fmt: skip
 """What the paper (section 5) says about all runs. Batch size, widths and the baselines' settings it leaves open."""
+
+_SAME = {"data.partition": {None: "dirichlet"}}
+"""Values that mean one of those: no partition named is Dirichlet's, the data having none of their own."""
 
 _ANY = ("data.fraction",)
 """Settings of those in which a run may differ and still stand beside the paper's numbers: how much data there was."""
@@ -48,13 +53,21 @@ def paper_value(label: str, column: Column) -> float | None:
 
 def is_papers(settings: Mapping[str, Any]) -> bool:
     """Return whether a table's shared settings are those of the paper's experiment, but for the amount of data."""
-    return all(settings[key] == paper for key, paper in _SETTINGS.items() if key in settings and key not in _ANY)
+    return not _different(settings).keys() - set(_ANY)
 
 
 def departures(settings: Mapping[str, Any]) -> list[str]:
     """Return where a table's shared settings are not the paper's, such as ``data.fraction 0.1 (paper: 1.0)``."""
     return [
-        f"{key} {settings[key]} (paper: {paper})"
-        for key, paper in _SETTINGS.items()
-        if key in settings and settings[key] != paper
+        f"{key} {settings[key]} (paper: {'none' if paper is None else paper})"
+        for key, paper in _different(settings).items()
     ]
+
+
+def _different(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the paper's value of each setting that has another here."""
+    return {
+        key: paper
+        for key, paper in _SETTINGS.items()
+        if key in settings and _SAME.get(key, {}).get(settings[key], settings[key]) != paper
+    }

@@ -82,11 +82,12 @@ class Run:
         return None if value is None or not math.isfinite(value) else float(value)
 
     def _evaluated(self, name: str) -> list[float]:
-        """Return a metric's values, finite or not, at the evaluations, which need not be in every round."""
+        """Return a metric's values, finite or not, at the evaluations after a round, which need not be after each."""
         held, evaluated = self.source.history(name), self.source.history(EVALUATED)
         if held is None or evaluated is None:
             return []
-        return [value for value, mark in zip(held[1], evaluated[1], strict=True) if math.isfinite(mark)]
+        rows = zip(*held, evaluated[1], strict=True)
+        return [value for number, value, mark in rows if number > 0 and math.isfinite(mark)]
 
     def identity(self, exact: bool = False) -> str:
         """Return a text that is the same for runs of equal settings and seed, `exact` or to rounding."""

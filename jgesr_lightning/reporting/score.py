@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from jgesr_lightning.arguments import CommandParser, first_line
 from jgesr_lightning.config import ConfigError
 from jgesr_lightning.reporting.options import add_folders
-from jgesr_lightning.reporting.paper import NUMBERS
+from jgesr_lightning.reporting.paper import NUMBERS, departures, is_papers
 from jgesr_lightning.reporting.render import ABSENT, Cell, Grid, markdown_grid
 from jgesr_lightning.reporting.runs import Column, Run
 from jgesr_lightning.reporting.tables import PAPERS_METRICS, SETTING_WORDS, seed_means, tables_of
@@ -82,14 +82,16 @@ def readings(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def score_grid(runs: Sequence[Run], methods: Sequence[str], caption: str, choose: bool = True) -> Grid:
-    """Return a row a reading and a column an accuracy: the distances, the least in bold where they are to choose by."""
-    scores = {
-        name: [score(means_of(held, metric), methods) for metric in PAPERS_METRICS]
-        for name, held in readings(runs).items()
-    }
+    """Return a row a reading and a column an accuracy: the distances, the least in bold where they are to choose by.
+
+    No reading is chosen that differs from the paper in what it does print.
+    """
+    held = readings(runs)
+    scores = {name: [score(means_of(of, metric), methods) for metric in PAPERS_METRICS] for name, of in held.items()}
+    eligible = [line for name, line in scores.items() if all(is_papers(run.protocol) for run in held[name])]
     full = [one.distance for line in scores.values() for one in line if one.distance is not None]
-    most = max((one.numbers for line in scores.values() for one in line), default=0)
-    least = min((one for line in scores.values() for one in line if one.numbers == most and one.distance is not None),
+    most = max((one.numbers for line in eligible for one in line), default=0)
+    least = min((one for line in eligible for one in line if one.numbers == most and one.distance is not None),
                 key=lambda one: one.distance or 0.0, default=None)  # fmt: skip
     rows = [
         [Cell(name, kind="label"), *(_cell(one, choose and one is least and len(full) > 1) for one in line)]
@@ -124,6 +126,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if any(score(means_of(runs, metric), group).numbers for metric in PAPERS_METRICS):
             grid = score_grid(runs, group, caption, choose=group == CHOOSING)
             print("\n".join(markdown_grid(grid)).strip("\n"), end="\n\n")
-    for note in found.collection.notes:
+    told = [
+        f"{name}: not the paper's experiment, and never chosen: {', '.join(departures(other.protocol))}"
+        for name, held in readings(runs).items()
+        if (other := next((run for run in held if not is_papers(run.protocol)), None))
+    ]
+    for note in [*told, *found.collection.notes]:
         print(f"note: {note}", file=sys.stderr)
     return 0

@@ -28,8 +28,15 @@ SETTING_WORDS = {
     "data.classes_per_client": "classes a client", "data.planted": "planted groups by", "data.groups": "groups",
     "data.fraction": "part of the training data", "model.name": "network", "local.epochs": "local epochs",
     "local.batch_size": "batch size", "local.lr": "learning rate", "participation": "participation",
+    "local.optimizer": "optimizer", "local.momentum": "momentum", "local.weight_decay": "weight decay",
+    "local.clip_norm": "gradients clipped at norm", "local.schedule": "schedule of the learning rate",
 }  # fmt: skip
 """The settings that readers ask for first, and what they are called."""
+USUAL = {
+    "local.optimizer": "sgd", "local.momentum": 0.0, "local.weight_decay": 0.0, "local.clip_norm": None,
+    "local.schedule": "constant",
+}  # fmt: skip
+"""Those of them that are told where they are not this."""
 MARKS = "†‡§¶#"
 _REMARKS = {
     "nothing_shared": "in some rounds clients got back what they had sent, or nothing of others",
@@ -319,6 +326,7 @@ def protocol_text(shared: Mapping[str, Any]) -> str:
     unused |= set() if partition in ("dirichlet", "quantity") else {"data.kappa"}
     unused |= set() if partition == "shards" else {"data.classes_per_client"}
     unused |= set() if shared.get("data.planted") else {"data.planted", "data.groups"}
+    unused |= {key for key, usual in USUAL.items() if shared.get(key) in (None, usual)}
     return ", ".join(
         f"{word} {shared[key]}" for key, word in SETTING_WORDS.items() if key in shared and key not in unused
     )
@@ -354,7 +362,7 @@ def leading_metric(runs: Sequence[Run], given: str | None = None) -> str:
 def accuracies_only(metric: str) -> None:
     """Raise ConfigError where a metric is no accuracy."""
     if not metric.startswith("accuracy/"):
-        raise ConfigError(f"--metric is {metric!r}; figures show accuracies, such as {METRIC}")
+        raise ConfigError(f"--metric is {metric!r}; maps and figures show accuracies, such as {METRIC}")
 
 
 @dataclass(frozen=True)
@@ -403,9 +411,9 @@ def tables_of(
         raise ConfigError(_nowhere(collection.runs, metric))
     notes = [*collection.notes, *(f"{run.name}: {_lacking(run, metric)}; left out" for run in without)]
     kept = [run for run in collection.runs if run not in without]
-    labels = sorted({run.label for run in kept})
-    if reference is not None and reference not in labels:
-        raise ConfigError(f"no method {reference!r}{nearest(reference, labels)}; known: {', '.join(labels)}")
+    labels = {run.label for run in kept}
+    if reference is not None:
+        reference = replace(collection, runs=kept).label_of(reference)
     reference = reference or next((label for label in collection.order if label in labels), None)
     tables = [build(block, metric, reference) for block in blocks(kept)]
     return Findings(tables, replace(collection, runs=kept, notes=notes), metric, reference)

@@ -408,6 +408,8 @@ def test_bare_names_stand_for_files_in_configs(monkeypatch, tmp_path):
         assert load_config(name) == expected
     monkeypatch.chdir(tmp_path)
     assert load_config("mnist_s01") == expected
+    assert "table1_small is a study, not one run; it is run by:" in error_of("table1_small")
+    assert "did you mean" not in error_of("table1_smal")
 
 
 def test_a_missing_file_names_the_nearest(monkeypatch, tmp_path, write):

@@ -14,6 +14,7 @@ from jgesr_lightning.reporting.map import main
 from jgesr_lightning.reporting.map_grids import caption, csv_text, latex, markdown, standings_grid
 from jgesr_lightning.reporting.map_plot import lead_text, map_figure, short_names
 from jgesr_lightning.reporting.maps import map_of
+from jgesr_lightning.reporting.tables import tables_of
 from tests.reporting.synthetic import make_run
 
 NUMBER = itertools.count()
@@ -176,6 +177,13 @@ def test_panels_are_what_else_differs(tmp_path):
         "mnist, kappa 0.1", "mnist, kappa 0.3", "mnist, kappa 10", "cifar10, kappa 0.1", "cifar10, kappa 10",
     ]  # fmt: skip
     assert turned.panels[0].columns == [0.05, 0.1]
+    for count in (20, 3):
+        plane(tmp_path / "clients", clients=count)
+    assert [panel.title for panel in built(tmp_path / "clients").panels] == ["mnist, clients 3", "mnist, clients 20"]
+    noise_by_data = built(tmp_path / "clients", rows="data.name", columns="clients")
+    assert [panel.title for panel in noise_by_data.panels][:2] == ["s 0.1, kappa 0.1", "s 0.1, kappa 10"]
+    plane(tmp_path / "one", noises=(0.1,), kappas=(0.1,))
+    assert [panel.title for panel in built(tmp_path / "one", rows="data.name").panels] == ["all runs"]
 
 
 def test_labels_of_any_length_and_from_outside(tmp_path):
@@ -232,6 +240,22 @@ def test_a_studys_names_stand_for_labels(tmp_path, capsys):
     assert "memory: jgesr (uniform, alpha=0.5) | **+9.00** |" in text
     with pytest.raises(ConfigError, match=r"no method 'sharpp'.*sharp"):
         main([str(tmp_path / "s.json"), "--baseline", "sharpp"])
+
+
+def test_a_name_that_stands_for_several_methods_stands_for_none(tmp_path):
+    folder = tmp_path / "runs" / "tiny"
+    folder.mkdir(parents=True)
+    (folder / "study.yaml").write_text("methods: {jgesr: {}, soft: {name: graph_filter}}\n")
+    for (alpha, value), kappa in itertools.product(((0.01, 0.8), (0.05, 0.9)), (0.1, 10)):
+        for name, method in (("jgesr", "jgesr"), ("soft", "graph_filter")):
+            make_run(folder, f"mnist_s0.1_{name}_{alpha}_{kappa}_seed0", value, method=method, alpha=alpha, kappa=kappa,
+                     with_files=False)  # fmt: skip
+    found = collect([tmp_path])
+    assert found.names == {}
+    assert found.order == ["jgesr", "jgesr (alpha=0.01)", "graph_filter (alpha=0.01)", "graph_filter"]
+    assert found.label_of("jgesr") == "jgesr"
+    assert built(tmp_path, baselines=[found.label_of("jgesr")]).panels[0].spots[0.1, 0.1].base == "jgesr"
+    assert tables_of([folder]).reference == "jgesr"
 
 
 def test_the_command_writes_tables_and_the_picture(tmp_path, capsys):
@@ -295,6 +319,8 @@ def test_figures_and_the_page_have_the_map_where_there_is_one(tmp_path):
     assert report.main([str(tmp_path / "with"), "--out", str(tmp_path / "with.html")]) == 0
     page = (tmp_path / "with.html").read_text()
     assert "Where which method leads" in page and "there" in page
+    std = "accuracy/received_std"  # of which less is better, so that the largest leads nowhere
+    assert "map" not in [drawing.name for drawing in figures.draw(collect([tmp_path / "with"]).runs, std)]
     plane(tmp_path / "without", kappas=(0.1,))
     names = [drawing.name for drawing in figures.draw(collect([tmp_path / "without"]).runs, "accuracy/received")]
     assert "map" not in names

@@ -5,7 +5,7 @@ import pytest
 from jgesr_lightning.config import ConfigError
 from jgesr_lightning.reporting.collection import collect
 from jgesr_lightning.reporting.score import main, means_of, readings, score
-from tests.reporting.synthetic import make_run
+from tests.reporting.synthetic import PAPERS, make_run
 from tests.study.studies import ROOT
 
 
@@ -42,16 +42,26 @@ def test_the_command_prints_the_table_of_the_readings(capsys):
 
 
 def test_incomplete_rows_say_so_and_are_not_the_best(tmp_path, capsys):
+    def run(name, value, fraction=0.2, **settings):
+        make_run(tmp_path, name, value, with_files=False, fraction=fraction, **(PAPERS | settings))
+
     for noise, value in ((0.1, 0.95), (0.2, 0.92)):
-        make_run(tmp_path, f"a{noise}", value, method="jgesr", noise=noise, with_files=False)
-    make_run(tmp_path, "b", 0.9048, method="fedavg", clients=9, with_files=False)
-    make_run(tmp_path, "c", 0.95, method="fedavg", clients=3, with_files=False)
-    make_run(tmp_path, "d", 0.95, method="fedavg", clients=3, noise=0.2, with_files=False)
+        run(f"a{noise}", value, method="jgesr", noise=noise)
+    run("b", 0.9048, method="fedavg", fraction=0.1)
+    run("c", 0.95, method="fedavg")
+    run("d", 0.95, method="fedavg", noise=0.2)
     assert main([str(tmp_path)]) == 0
-    text = capsys.readouterr().out
-    assert "| clients 9 | 0.00 (1 of 8) |" in text
-    assert "| clients 3 | **4.79** (2 of 8) |" in text  # 4.52 and 5.04
+    text, notes = capsys.readouterr()
+    assert "| part of the training data 0.1 | 0.00 (1 of 8) |" in text
+    assert "| part of the training data 0.2 | **4.79** (2 of 8) |" in text  # 4.52 and 5.04
     assert "from the other 20 numbers" in text and "0.50 (2 of 20)" in text  # 0.17 and 0.68 below
+    assert notes == ""
+    for noise, value in ((0.1, 0.90), (0.2, 0.90)):  # nearer, and another experiment
+        run(f"e{noise}", value, method="fedavg", noise=noise, kappa=10)
+    assert main([str(tmp_path)]) == 0
+    text, notes = capsys.readouterr()
+    assert "**4.79** (2 of 8)" in text and "data 0.2, Dirichlet kappa 10 | 0.34 (2 of 8)" in text
+    assert "kappa 10: not the paper's experiment, and never chosen: data.kappa 10" in notes
 
 
 def test_runs_that_the_paper_has_no_number_for(tmp_path):

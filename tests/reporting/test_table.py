@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from jgesr_lightning.config import ConfigError
-from jgesr_lightning.reporting.paper import departures
+from jgesr_lightning.reporting.paper import departures, is_papers
 from jgesr_lightning.reporting.render import all_markdown, csv_text, latex, markdown
 from jgesr_lightning.reporting.store import store
 from jgesr_lightning.reporting.table import main
@@ -60,6 +60,19 @@ def test_settings_that_are_not_the_papers_are_named(tmp_path):
     assert cells(markdown(table), "fedavg")[0] == ["90.00 (1)"]
     assert departures({"rounds": 30, "data.fraction": 1, "local.batch_size": 7}) == []
     assert departures({"rounds": 30, "data.fraction": 0.1}) == ["data.fraction 0.1 (paper: 1.0)"]
+    assert departures({"data.partition": None, "local.optimizer": "sgd", "local.clip_norm": None}) == []
+    for key, value, paper in (
+        ("data.partition", "iid", "dirichlet"),
+        ("data.planted", "labels", "none"),
+        ("local.optimizer", "adam", "sgd"),
+        ("local.weight_decay", 0.1, "0.0"),
+        ("local.clip_norm", 1.0, "none"),
+        ("local.schedule", "cosine", "constant"),
+    ):
+        assert departures({key: value}) == [f"{key} {value} (paper: {paper})"]
+        assert not is_papers({key: value})
+        assert str(value) in protocol_text({key: value, "clients": 3})
+    assert protocol_text({"local.optimizer": "sgd", "local.weight_decay": 0.0, "clients": 3}) == "clients 3"
 
 
 def test_the_papers_means_do_not_stand_beside_the_worst_client(tmp_path):
@@ -247,6 +260,10 @@ def test_the_mean_over_the_last_evaluations(tmp_path):
         ConfigError, match="no run ends with 5 finite evaluations of accuracy/trained; ask for the mean"
     ):
         built([tmp_path / "runs"], "accuracy/trained@5")
+    (received,), _ = built([tmp_path / "runs"], "accuracy/received@4")  # the curve's first value is of no round's end
+    assert received.entries["jgesr", column].value.mean == pytest.approx(100 * 0.9 * (2 + 3 + 4 + 5) / 20)
+    with pytest.raises(ConfigError, match="no run ends with 5 finite evaluations of accuracy/received"):
+        built([tmp_path / "runs"], "accuracy/received@5")
     for count in ("0", "x", "", "9" * 5000):
         with pytest.raises(ConfigError, match=f"no run has the metric 'accuracy/trained@{count[:200]}"):
             built([tmp_path / "runs"], f"accuracy/trained@{count}")
@@ -449,6 +466,7 @@ def test_the_reference_is_chosen_the_studys_first_or_jgesr(tmp_path):
     (table,), collection = built([tmp_path])
     assert table.reference == "local" and collection.order == ["local"]
     assert built([tmp_path.parent])[0][0].reference == "local"  # studies at any depth
+    assert built([tmp_path], None, "alone")[0][0].reference == "local"  # by the study's name for it
     (tmp_path / "study.yaml").write_text("[")
     assert built([tmp_path])[0][0].reference == "jgesr"
 
