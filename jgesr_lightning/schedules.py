@@ -6,6 +6,9 @@ import math
 
 from jgesr_lightning.checks import number, one_of, whole
 
+FACTOR = 0.1
+"""The factor of a schedule that none is named for."""
+
 
 class Schedule:
     """The part of the learning rate that is in force in a round: a function of the round's number and nothing else.
@@ -18,22 +21,24 @@ class Schedule:
 
     Args:
         name: one of the above.
-        rounds: see above; needed by cosine and step.
+        rounds: see above; needed by cosine (at least 2) and step.
         factor: see above, from 0 to 1.
 
     Raises:
         ValueError: a setting out of range, with its name.
     """
 
-    def __init__(self, name: str = "constant", rounds: int | None = None, factor: float = 0.1) -> None:
+    def __init__(self, name: str = "constant", rounds: int | None = None, factor: float = FACTOR) -> None:
         one_of("local.schedule", name, ("constant", "cosine", "step"))
         number("local.schedule_factor", factor, at_least=0, at_most=1)
         if rounds is not None:
-            whole("local.schedule_rounds", rounds, at_least=1)
+            whole("local.schedule_rounds", rounds, at_least=2 if name == "cosine" else 1)
         elif name != "constant":
             raise ValueError(f"local.schedule is {name!r}; it needs local.schedule_rounds, such as the run's rounds")
         if rounds is not None and name == "constant":
             raise ValueError(f"local.schedule_rounds is {rounds}, which a constant schedule has no use for")
+        if factor != FACTOR and name == "constant":
+            raise ValueError(f"local.schedule_factor is {factor:g}, which a constant schedule has no use for")
         self.name, self.rounds, self.factor = name, rounds, factor
 
     def __call__(self, round_number: int) -> float:
@@ -42,7 +47,7 @@ class Schedule:
             return 1.0
         if self.name == "step":
             return float(self.factor ** ((round_number - 1) // self.rounds))
-        passed = min(1.0, (round_number - 1) / (self.rounds - 1)) if self.rounds > 1 else 1.0
+        passed = min(1.0, (round_number - 1) / (self.rounds - 1))
         return self.factor + (1 - self.factor) * (1 + math.cos(math.pi * passed)) / 2
 
 

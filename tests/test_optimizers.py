@@ -56,7 +56,7 @@ def test_schedules():
     cosine = Schedule("cosine", 5, 0.2)
     assert [cosine(r) for r in (1, 3, 5, 9)] == pytest.approx([1, 0.6, 0.2, 0.2])
     assert cosine(2) == pytest.approx(0.2 + 0.8 * (1 + 0.5**0.5) / 2)
-    assert Schedule("cosine", 1, 0.0)(1) == 0.0
+    assert [Schedule("cosine", 2, 0.0)(r) for r in (1, 2)] == [1.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -66,6 +66,8 @@ def test_schedules():
         (("cosine",), r"local\.schedule is 'cosine'; it needs local\.schedule_rounds"),
         (("step", 0), r"local\.schedule_rounds is 0"),
         (("constant", 5), r"local\.schedule_rounds is 5, which a constant"),
+        (("constant", None, 0.5), r"local\.schedule_factor is 0\.5, which a constant"),
+        (("cosine", 1), r"local\.schedule_rounds is 1; it must be .*2"),
         (("step", 5, 1.5), r"local\.schedule_factor is 1\.5"),
     ],
 )

@@ -60,6 +60,8 @@ class FedAMP(Aggregator):
         number("lam", lam, at_least=0)
         if self_weight is not None:
             number("self_weight", self_weight, at_least=0, at_most=1)
+            if variant == "paper":
+                raise ValueError("self_weight has no part in variant 'paper', where the distances set it")
         self.variant, self.sigma, self.a, self.lam, self.self_weight = variant, sigma, a, lam, self_weight
         self.start = start
 

@@ -65,9 +65,9 @@ class GraphFilter(LearnedGraph):
             psi, received = smooth[:, columns], models[:, columns]
             mask = None if upload.mask is None else upload.mask[:, columns]
             received = received if mask is None else torch.where(mask, received, 0)
-            for i, (weights, alpha) in enumerate(((z, problem.alpha), (z, 0.0), (0 * z, problem.alpha))):
-                gradient = gradient_signals(psi, graph_there, received, weights, mask, alpha, problem.mu)
-                squares[i] += gradient.square().sum()
+            pull = gradient_signals(psi, graph_there, received, z, mask, 0.0, problem.mu)
+            smoothing = gradient_signals(psi, graph_there, received, 0 * z, mask, problem.alpha, problem.mu)
+            squares += torch.stack([part.square().sum() for part in (pull + smoothing, pull, smoothing)])
         whole, *parts = enter(upload.reduce(squares).cpu())[:, None]
         D, W = enter(sq_distances(smooth, upload.reduce)[None]), enter(graph[None])
         with QUIET():

@@ -24,7 +24,7 @@ class JGESR(JointlySolved):
 
     Args:
         rho: inverse step (the first one, under backtracking).
-        step: "fixed" (as printed) or "backtracking" (rho grows until J cannot rise).
+        step: "fixed" (as printed) or "backtracking" (rho grows until J cannot rise; it may under smoothing="printed").
         accelerated: extrapolate, with restart.
         smoothing: "full": models descend along the gradient of J, 2 alpha L Psi; "printed": along alpha L Psi, the
             operator that the paper prints for them, half of what its closed form implies: an ablation.

@@ -57,7 +57,8 @@ class LearnedGraph(Aggregator):
     Args:
         alpha: weight of the smoothness over the graph.
         beta: weight of the log barrier on the degrees.
-        gamma: weight of the sum of the edges.
+        gamma: weight of the sum of the edges; it may be 0 where alpha is not, and distances are those of the models as
+            they are.
         mu: weight of the fidelity to what arrived; and of the proximal term of the clients' local training, as the
             paper prints it, unless the run's `local.proximal_mu` says otherwise.
         fidelity: what Z holds: "shares" (zeta, as printed), "scaled" (P zeta for P participants: mean one; a weight
@@ -131,6 +132,9 @@ class LearnedGraph(Aggregator):
             number("alpha", self.alpha, above=0)
             if self.neighbours is not None:
                 raise ValueError("neighbours and groups both say who is joined; leave one of them null")
+        as_they_are = (self.distances, self.layer_weights, self.memory, self.noise_correction, self.groups)
+        if self.neighbours is None and (self.alpha == 0 or as_they_are != ("models", "columns", 0, "none", None)):
+            number("gamma", self.gamma, above=0)  # distances may come out as zero, and such an edge would cost nothing
         if self.noise_correction == "known" or self.layer_weights == "snr":
             self.needs = (*self.needs, "noise_std")
         self.former: Tensor | None = None
@@ -286,6 +290,9 @@ class JointlySolved(LearnedGraph):
         whole("max_iter", self.max_iter, at_least=1)
         one_of("stop", self.stop, STOPS)
         one_of("init", self.init, INITS)
+        if self.init == "previous" and (self.neighbours is not None or self.noise_correction != "none"):
+            word = "noise_correction" if self.neighbours is None else "neighbours"
+            raise ValueError(f"{word} goes by the distances at the start, of what arrived; it needs init=received")
         one_of("graph_scope", self.graph_scope, SCOPES)
         if self.layer_weights == "snr" and self.graph_scope == "layer":
             raise ValueError("layer_weights=snr weighs the layers of one graph; it needs graph_scope=model")

@@ -82,7 +82,7 @@ class DataConfig(Section):
     fraction: float = Field(1.0, gt=0, le=1)
     """Part of the training data that is used."""
     min_samples: int = Field(20, ge=2)
-    """Fewest samples of a client, its test share included."""
+    """Fewest training samples of a client, with those that become its test share."""
     test_share: float = Field(0.25, gt=0, lt=1)
     """Part of a client's samples kept for its local test."""
 

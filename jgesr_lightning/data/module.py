@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from jgesr_lightning import checks, seeding
-from jgesr_lightning.data.dataset import RawDataset
+from jgesr_lightning.data.dataset import DataError, RawDataset
 from jgesr_lightning.data.partition import Indices, class_table, split_train_test, stratified_subset
 from jgesr_lightning.data.partitions import make_partition
 from jgesr_lightning.data.planted import Transform, group_of, transforms
@@ -38,7 +38,7 @@ class FederatedDataModule(LightningDataModule):
         num_clients: number of clients K.
         kappa: concentration of the Dirichlet partitions; the smaller, the more the clients differ.
         fraction: share of the training data that is used at all, in (0, 1], the same for every class.
-        min_samples: fewest samples of a client, train and test together, at least 2.
+        min_samples: fewest training samples of a client, with those that become its test share, at least 2.
         test_share: share of a client's samples that it is tested on, where its tests are not given.
         seed: seed of subset, partition and splits.
         verify: whether files of a published set must have the published checksums.
@@ -145,6 +145,9 @@ class FederatedDataModule(LightningDataModule):
             assert raw.test_clients is not None
             given = raw.test_clients.numpy()
             self._train, self._test = parts, [np.flatnonzero(given == k) for k in range(len(parts))]
+            if without := [k for k, part in enumerate(self._test) if len(part) == 0]:
+                who = f" ({self.client_names[without[0]]})" if self.client_names else ""
+                raise DataError(f"client {without[0]}{who} has no test samples, and no other client's are its own")
         else:
             splits = [split_train_test(part, labels, self.test_share, self.seed, k) for k, part in enumerate(parts)]
             self._train, self._test = [train for train, _ in splits], [test for _, test in splits]
@@ -183,7 +186,9 @@ class FederatedDataModule(LightningDataModule):
         self.client_names = raw.clients if natural else ()
         nobodys = len(subset) - sum(map(len, parts))
         words = f"data.partition leaves out {nobodys} of {len(subset)} samples" if nobodys else ""
-        self.left_out = "; ".join(text for text in (raw.left_out, words) if text)
+        own_tests = raw.test_clients is not None and not self._tests_given
+        unused = f"the {len(raw.test_labels)} test samples of the clients' own are not used" if own_tests else ""
+        self.left_out = "; ".join(text for text in (raw.left_out, words, unused) if text)
         return parts
 
     def _describe_inputs(self, raw: RawDataset) -> None:

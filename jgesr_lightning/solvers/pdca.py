@@ -36,8 +36,9 @@ class PDCA(Solver):
     Attributes:
         rho: inverse step (the first one, under backtracking).
         backtracking: double rho until s lies below its quadratic majorant at the new point, see `_majorised`. As the
-            new point minimises majorant plus g, J does not rise. (The majorisation of f alone, with h convex, would
-            imply this one; f is quartic in Psi and would ask for far shorter steps.) Else the step is fixed.
+            new point minimises majorant plus g, J does not rise, unless smoothing is as printed, since its step is not
+            along the gradient of s. (The majorisation of f alone, with h convex, would imply this one; f is quartic in
+            Psi and would ask for far shorter steps.) Else the step is fixed.
         accelerated: take the step from Psi + theta (Psi - Psi_before), w likewise, with Nesterov's theta; one that
             raises J is thrown away, and the extrapolation starts again from nothing. This is pDCAe (Wen, Chen, Pong
             2018) with h, too, linearised at the extrapolated point, so that f and h still cancel to s, and with its

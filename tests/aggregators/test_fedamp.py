@@ -131,3 +131,8 @@ def test_clients_are_pulled_by_lam_over_2a():
     assert float(term(x, sent)) == pytest.approx(3 / (2 * 2) * 5)
     assert [term.mu for term in build_aggregator("fedamp", lam=3.0).client_terms(0.5)] == [0.5, 3.0]
     assert build_aggregator("fedamp", lam=0).client_terms() == ()
+
+
+def test_the_own_weight_is_refused_where_it_has_no_part():
+    with pytest.raises(ValueError, match="self_weight has no part in variant 'paper'"):
+        build_aggregator("fedamp", variant="paper", self_weight=0.5)

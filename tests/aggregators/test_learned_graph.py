@@ -379,8 +379,16 @@ def test_candidates_that_cannot_be_are_refused():
         ({"layer_weights": "some"}, "layer_weights"),
         ({"layer_weights": "snr", "graph_scope": "layer"}, "needs graph_scope=model"),
         ({"own": "noisy"}, "own"),
+        ({"gamma": 0.0, "alpha": 0.0}, "gamma"),
+        ({"gamma": 0.0, "noise_correction": "estimated"}, "gamma"),
+        ({"gamma": 0.0, "distances": "updates"}, "gamma"),
+        ({"gamma": 0.0, "groups": 0.5}, "gamma"),
+        ({"init": "previous", "neighbours": 3}, "neighbours goes by the distances at the start"),
+        ({"init": "previous", "noise_correction": "known"}, "noise_correction goes by .* needs init=received"),
     ):
         with pytest.raises(ValueError, match=message):
             build_aggregator("jgesr", **settings)
+    assert build_aggregator("jgesr", gamma=0.0).gamma == 0
+    assert build_aggregator("graph_filter", gamma=0.0, noise_correction="known", neighbours=2).gamma == 0
     with pytest.raises(ValueError, match="layer_weights is 'snr', which needs `layers`"):
         build_aggregator("graph_filter", layer_weights="snr")(received, weights, noise_std=deviation)

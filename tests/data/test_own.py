@@ -4,6 +4,7 @@ import io
 import os
 import pickle
 import zipfile
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -413,12 +414,28 @@ def test_tests_that_are_given_are_used(tables, tmp_path):
     assert data.sizes.tolist() == [8, 8, 8] and data.test_sizes.tolist() == [1, 2, 1]
     assert data.class_counts.tolist() == [[4, 5], [5, 5], [4, 5]]
     raw = load_dataset("clients", root)
+    other = FederatedDataModule("clients", root, num_clients=3, min_samples=2, partition="iid")
+    other.setup()
+    assert other.left_out == "the 4 test samples of the clients' own are not used" and data.left_out == ""
     x, y = data.test_tensors(1)
     torch.testing.assert_close(x, raw.normalise(torch.tensor([[10.0, 0.0], [11.0, 1.0]])))
     assert y.tolist() == [1, 0]
     (root / "test" / "zoe.csv").unlink()
     with pytest.raises(DataError, match="client zoe has a file in train/ and none in test/"):
         load_dataset("clients", root)
+
+
+def test_a_client_without_tests_of_its_own_is_named(tables, tmp_path, monkeypatch):
+    root = tmp_path / "both"
+    root.mkdir()
+    tables.rename(root / "train")
+    for name in ("alice", "bob", "zoe"):
+        write_csv(root / "test" / f"{name}.csv", ["1,yes,0"])
+    whole = load_dataset("clients", root)
+    without = replace(whole, test_clients=torch.tensor([0, 1, 1]))
+    monkeypatch.setattr("jgesr_lightning.data.module.load_dataset", lambda *_, **__: without)
+    with pytest.raises(DataError, match=r"client 2 \(zoe\) has no test samples"):
+        FederatedDataModule("clients", root, num_clients=3, min_samples=2).setup()
 
 
 def test_other_partitions_pool_the_clients(tables):
