@@ -290,7 +290,7 @@ class JointlySolved(LearnedGraph):
         whole("max_iter", self.max_iter, at_least=1)
         one_of("stop", self.stop, STOPS)
         one_of("init", self.init, INITS)
-        if self.init == "previous" and (self.neighbours is not None or self.noise_correction != "none"):
+        if self.init == "previous" and (self.neighbours is not None or self.noise_correction == "estimated"):
             word = "noise_correction" if self.neighbours is None else "neighbours"
             raise ValueError(f"{word} goes by the distances at the start, of what arrived; it needs init=received")
         one_of("graph_scope", self.graph_scope, SCOPES)

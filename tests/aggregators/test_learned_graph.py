@@ -384,7 +384,7 @@ def test_candidates_that_cannot_be_are_refused():
         ({"gamma": 0.0, "distances": "updates"}, "gamma"),
         ({"gamma": 0.0, "groups": 0.5}, "gamma"),
         ({"init": "previous", "neighbours": 3}, "neighbours goes by the distances at the start"),
-        ({"init": "previous", "noise_correction": "known"}, "noise_correction goes by .* needs init=received"),
+        ({"init": "previous", "noise_correction": "estimated"}, "noise_correction goes by .* needs init=received"),
     ):
         with pytest.raises(ValueError, match=message):
             build_aggregator("jgesr", **settings)
