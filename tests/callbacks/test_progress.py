@@ -1,3 +1,4 @@
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -10,8 +11,9 @@ from jgesr_lightning.records import RoundRecord
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that the test turns."""
+    """A clock that the test turns, away from any notebook: other tests may have imported what makes one."""
     clock = SimpleNamespace(now=1000.0)
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
     monkeypatch.setattr(progress.time, "perf_counter", lambda: clock.now)
     return clock
 
