@@ -132,14 +132,19 @@ class LearnedGraph(Aggregator):
             number("alpha", self.alpha, above=0)
             if self.neighbours is not None:
                 raise ValueError("neighbours and groups both say who is joined; leave one of them null")
-        as_they_are = (self.distances, self.layer_weights, self.memory, self.noise_correction, self.groups)
-        if self.neighbours is None and (self.alpha == 0 or as_they_are != ("models", "columns", 0, "none", None)):
+        as_they_are = self.of_models and self.noise_correction == "none" and self.groups is None
+        if self.neighbours is None and (self.alpha == 0 or not as_they_are):
             number("gamma", self.gamma, above=0)  # distances may come out as zero, and such an edge would cost nothing
         if self.noise_correction == "known" or self.layer_weights == "snr":
             self.needs = (*self.needs, "noise_std")
         self.former: Tensor | None = None
         self.grouping = None if self.groups is None else Grouping(self.groups)
         self.problem = Problem(self.alpha, self.beta, self.gamma, self.mu, neighbours=self.neighbours)
+
+    @property
+    def of_models(self) -> bool:
+        """Whether distances are those of this round's models, all columns alike."""
+        return (self.distances, self.layer_weights, self.memory) == ("models", "columns", 0)
 
     def client_terms(self, proximal_mu: float | None = None) -> tuple[Regulariser, ...]:
         """Return the proximal term ``mu/2 ||x - psi_k||^2``; `proximal_mu` None means the server's own `mu`."""
@@ -176,7 +181,7 @@ class LearnedGraph(Aggregator):
         """
         if self.grouping is not None:
             self.grouping.follow(upload)
-        if (self.distances, self.layer_weights, self.memory) == ("models", "columns", 0):
+        if self.of_models:
             return None
         by_snr = self.layer_weights == "snr"
         parts = upload.layers if by_snr else layers

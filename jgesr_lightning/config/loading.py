@@ -22,7 +22,7 @@ from jgesr_lightning.config.error import ConfigError
 from jgesr_lightning.config.methods import method_settings, refuse_unknown
 from jgesr_lightning.config.schema import KEYS, SECTIONS, Config
 from jgesr_lightning.config.section import located, looks_like
-from jgesr_lightning.config.shipped import find_config, folders
+from jgesr_lightning.config.shipped import find_config, folders, study_error
 from jgesr_lightning.config.written import Items, Setting, Text, argument, dotted, dump, read_tree, written
 from jgesr_lightning.paths import PathError, user_path
 
@@ -117,7 +117,7 @@ def _file_layers(path: Path, read: dict[Path, bool]) -> list[Layer]:
     read[path.resolve()] = False
     values = dotted(read_tree(path), SECTIONS)
     if any(key.partition(".")[0] == "methods" for key in values):
-        raise ConfigError(f"{path} is a study, not one run; it is run by: python -m jgesr_lightning study {path}")
+        raise study_error(path)
     bases = values.pop("base", Items())
     layers: list[Layer] = []
     for name in bases if isinstance(bases, Items) else [bases]:

@@ -49,13 +49,18 @@ def find_config(name: str | Path, below: str = "") -> Path:
         kind = "a folder" if path.is_dir() else "no regular file"
         raise ConfigError(f"{path} is {kind}; name a configuration file")
     if not below and any((place / "studies" / spelling).is_file() for place in places for spelling in spellings):
-        raise ConfigError(f"{path} is a study, not one run; it is run by: python -m jgesr_lightning study {path}")
+        raise study_error(path)
     known = {file.stem: file.stem for file in sorted(places[-1].glob("*.yaml"), reverse=True)}  # found by bare name
     for place in (*reversed(places[:-1]), path.parent):
         known |= {file.stem: str(file) for file in sorted(place.rglob("*.yaml"), reverse=True)}
     close = difflib.get_close_matches(path.stem, known, n=1)
     hint = f" (did you mean {known[close[0]]}?)" if close else ""
     raise ConfigError(f"no configuration file {path}{hint}")
+
+
+def study_error(path: Path) -> ConfigError:
+    """Return the error for a study in place of a run's configuration."""
+    return ConfigError(f"{path} is a study, not one run; it is run by: python -m jgesr_lightning study {path}")
 
 
 def copy_configs(folder: str | Path = ".") -> tuple[list[Path], list[Path]]:

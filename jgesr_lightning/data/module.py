@@ -147,7 +147,7 @@ class FederatedDataModule(LightningDataModule):
             self._train, self._test = parts, [np.flatnonzero(given == k) for k in range(len(parts))]
             if without := [k for k, part in enumerate(self._test) if len(part) == 0]:
                 who = f" ({self.client_names[without[0]]})" if self.client_names else ""
-                raise DataError(f"client {without[0]}{who} has no test samples, and no other client's are its own")
+                raise DataError(f"client {without[0]}{who} has no test samples; give it some, or leave the client out")
         else:
             splits = [split_train_test(part, labels, self.test_share, self.seed, k) for k, part in enumerate(parts)]
             self._train, self._test = [train for train, _ in splits], [test for _, test in splits]

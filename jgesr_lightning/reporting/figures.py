@@ -84,10 +84,9 @@ def draw(
     lower case are one; each block of comparable runs after the first adds its number.
     """
     taken: set[str] = set()
-    if higher_is_better(metric):  # of a deviation nobody leads
-        plane = map_of(runs, metric, names=names)
-        if plane.is_plane:
-            yield from unique(map_drawings(plane), 1, taken)
+    plane = map_of(runs, metric, names=names)
+    if plane.is_plane:
+        yield from unique(map_drawings(plane), 1, taken)
     for number, block in enumerate(blocks(runs), 1):
         yield from unique(draw_block(block, build(block, metric, reference)), number, taken)
 

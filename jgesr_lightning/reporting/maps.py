@@ -19,6 +19,7 @@ from jgesr_lightning.reporting.runs import Run, method_rank
 from jgesr_lightning.reporting.statistics import Difference, Mean, corrected, mean_of, paired
 from jgesr_lightning.reporting.tables import SETTING_WORDS, seed_means
 from jgesr_lightning.reporting.text import shown
+from jgesr_lightning.summary import higher_is_better
 
 ROWS, COLUMNS = "data.kappa", "channel.noise"
 BASELINES = ("local", "fedavg")
@@ -167,9 +168,10 @@ class Map:
 
     @property
     def is_plane(self) -> bool:
-        """Whether a panel has two rows and two columns or more, and methods to compare with the baselines."""
+        """Whether a panel has two rows and two columns or more, and methods that may lead over the baselines."""
         several = any(len(panel.rows) > 1 and len(panel.columns) > 1 for panel in self.panels)
-        return several and any(spot.lead for panel in self.panels for spot in panel.spots.values())
+        leads = higher_is_better(self.metric)  # of a deviation nobody does
+        return several and leads and any(spot.lead for panel in self.panels for spot in panel.spots.values())
 
     @property
     def count(self) -> int:

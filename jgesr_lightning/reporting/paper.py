@@ -53,18 +53,18 @@ def paper_value(label: str, column: Column) -> float | None:
 
 def is_papers(settings: Mapping[str, Any]) -> bool:
     """Return whether a table's shared settings are those of the paper's experiment, but for the amount of data."""
-    return not _different(settings).keys() - set(_ANY)
+    return not different(settings).keys() - set(_ANY)
 
 
 def departures(settings: Mapping[str, Any]) -> list[str]:
     """Return where a table's shared settings are not the paper's, such as ``data.fraction 0.1 (paper: 1.0)``."""
     return [
         f"{key} {settings[key]} (paper: {'none' if paper is None else paper})"
-        for key, paper in _different(settings).items()
+        for key, paper in different(settings).items()
     ]
 
 
-def _different(settings: Mapping[str, Any]) -> dict[str, Any]:
+def different(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the paper's value of each setting that has another here."""
     return {
         key: paper

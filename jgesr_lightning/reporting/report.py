@@ -30,7 +30,6 @@ from jgesr_lightning.reporting.tables import Findings, column_title, protocol_te
 from jgesr_lightning.reporting.text import shown
 from jgesr_lightning.reporting.words import reading, summary
 from jgesr_lightning.runtime.files import write_text
-from jgesr_lightning.summary import higher_is_better
 
 LIMIT = 1_900_000
 """Bytes beyond which pictures are left out, and named: the page stays below two megabytes."""
@@ -50,8 +49,7 @@ def page(found: Findings, target: Path) -> str:
     pictures = _Pictures(int(LIMIT * (1 - _FOR_RUNS)) - 600 * len(runs))
     taken: set[str] = set()
     sections = []
-    mapped = found.metric.startswith("accuracy/") and higher_is_better(found.metric)
-    plane = map_of(runs, found.metric, names=found.collection.names) if mapped else None
+    plane = map_of(runs, found.metric, names=found.collection.names) if found.metric.startswith("accuracy/") else None
     has_map = plane is not None and plane.is_plane
     of_map: dict[str, Any] = {}
     if plane is not None and has_map:

@@ -12,7 +12,7 @@ from jgesr_lightning.checks import nearest
 from jgesr_lightning.config import ConfigError
 from jgesr_lightning.identity import number_text
 from jgesr_lightning.reporting.collection import Collection, collect
-from jgesr_lightning.reporting.paper import departures, is_papers, paper_value
+from jgesr_lightning.reporting.paper import departures, different, is_papers, paper_value
 from jgesr_lightning.reporting.runs import Block, Column, Run, blocks, method_rank
 from jgesr_lightning.reporting.sources import averaged
 from jgesr_lightning.reporting.statistics import Difference, Mean, corrected, mean_of, paired
@@ -32,11 +32,8 @@ SETTING_WORDS = {
     "local.clip_norm": "gradients clipped at norm", "local.schedule": "schedule of the learning rate",
 }  # fmt: skip
 """The settings that readers ask for first, and what they are called."""
-USUAL = {
-    "local.optimizer": "sgd", "local.momentum": 0.0, "local.weight_decay": 0.0, "local.clip_norm": None,
-    "local.schedule": "constant",
-}  # fmt: skip
-"""Those of them that are told where they are not this."""
+TOLD_WHERE_OTHER = ("local.optimizer", "local.momentum", "local.weight_decay", "local.clip_norm", "local.schedule")
+"""Those of them that are told where they are not the paper's."""
 MARKS = "†‡§¶#"
 _REMARKS = {
     "nothing_shared": "in some rounds clients got back what they had sent, or nothing of others",
@@ -326,7 +323,7 @@ def protocol_text(shared: Mapping[str, Any]) -> str:
     unused |= set() if partition in ("dirichlet", "quantity") else {"data.kappa"}
     unused |= set() if partition == "shards" else {"data.classes_per_client"}
     unused |= set() if shared.get("data.planted") else {"data.planted", "data.groups"}
-    unused |= {key for key, usual in USUAL.items() if shared.get(key) in (None, usual)}
+    unused |= set(TOLD_WHERE_OTHER) - different(shared).keys()
     return ", ".join(
         f"{word} {shared[key]}" for key, word in SETTING_WORDS.items() if key in shared and key not in unused
     )
@@ -410,13 +407,13 @@ def tables_of(
     if len(without) == len(collection.runs):
         raise ConfigError(_nowhere(collection.runs, metric))
     notes = [*collection.notes, *(f"{run.name}: {_lacking(run, metric)}; left out" for run in without)]
-    kept = [run for run in collection.runs if run not in without]
-    labels = {run.label for run in kept}
+    collection = replace(collection, runs=[run for run in collection.runs if run not in without], notes=notes)
+    labels = {run.label for run in collection.runs}
     if reference is not None:
-        reference = replace(collection, runs=kept).label_of(reference)
+        reference = collection.label_of(reference)
     reference = reference or next((label for label in collection.order if label in labels), None)
-    tables = [build(block, metric, reference) for block in blocks(kept)]
-    return Findings(tables, replace(collection, runs=kept, notes=notes), metric, reference)
+    tables = [build(block, metric, reference) for block in blocks(collection.runs)]
+    return Findings(tables, collection, metric, reference)
 
 
 def _lacking(run: Run, metric: str) -> str:

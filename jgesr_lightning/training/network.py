@@ -95,7 +95,7 @@ def layers_of(net: nn.Module) -> list[Layer]:
         layers.append(_layer(name, module, modules, names))
     layout = ParameterLayout.of(net)
     if layout.num_parameters != layout.size:  # rows of weights hold them too, and an optimizer moves whole rows
-        raise refuse(f"the buffer {next(name for name in reversed(layout.names))!r}")
+        raise refuse(f"the buffer {layout.names[-1]!r}")
     return layers
 
 
