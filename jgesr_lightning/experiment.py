@@ -195,6 +195,7 @@ def _run(config: Config, parts: _Parts, opening: Opening | None) -> Result:
             return result
         except BaseException as error:
             failure = str(error) or type(error).__name__
+            watchers.progress.close()
             if agreed is not None and agreed.refusal:  # the folder is somebody else's
                 raise
             account(error, config, folder, watchers.files if first_process() else None)

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import sys
 
 import pytest
 import torch
@@ -43,6 +44,18 @@ def fail_in_round(monkeypatch, number, error):
         return whole(self, round_number, *args, **kwargs)
 
     monkeypatch.setattr(StackedEngine, "train", train)
+
+
+@pytest.mark.parametrize(("error", "status"), [(KeyError(), 1), (KeyboardInterrupt(), 130)])
+def test_at_a_terminal_what_ended_the_run_has_a_line_of_its_own_below_the_bar(
+    error, status, config, capsys, monkeypatch
+):
+    fail_in_round(monkeypatch, 2, error)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert cli.main(["train", str(config)]) == status
+    shown = capsys.readouterr().err
+    assert "%|" in shown  # there was a bar
+    assert shown.splitlines()[-1].startswith(("error: KeyError; ", "interrupted"))
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -38,7 +38,7 @@ class Progress:
         self.active = plan.fabric.is_global_zero
         self._work = plan.weights.tolist()
         self._start, self._first, self._rounds = 0.0, state.round, plan.rounds
-        self._notebook = "ipykernel" in sys.modules
+        self._notebook = _in_notebook()
         if self.active and sys.stderr is not None and (self._notebook or sys.stderr.isatty()):
             own = sum(self._work[client] for client in plan.sharding.clients)
             left = (plan.rounds - state.round) * plan.participation * own
@@ -81,20 +81,28 @@ class Progress:
 
     def on_federation_end(self, plan: RoundPlan, state: FederationState, status: str) -> None:
         """Close the bar."""
+        self.close()
+
+    def close(self) -> None:
+        """Take the bar away, so that what is said next begins a line; again does nothing."""
         if self.bar is not None:
             with contextlib.suppress(OSError):
                 self.bar.close()
             self.bar = None
 
     def _print(self, line: str) -> None:
-        if self.bar is not None:
+        if self.bar is not None and self._notebook:  # a line a round would fill the page
             with contextlib.suppress(OSError):
-                if self._notebook:  # a line a round would fill the page
-                    self.bar.set_postfix_str(line.partition("  ")[2])
-                else:
-                    self.bar.write(line, file=sys.stderr)
+                self.bar.set_postfix_str(line.partition("  ")[2])
         else:
             say(line)
+
+
+def _in_notebook() -> bool:
+    """Return whether a Jupyter kernel runs this; a program may have imported ipykernel without being one."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    return "IPKernelApp" in getattr(shell, "config", ())
 
 
 def _accuracies(record: RoundRecord) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from filelock import FileLock, Timeout
+from tqdm import tqdm
 
 from jgesr_lightning.paths import WITHOUT_LOCKS
 
@@ -89,10 +90,11 @@ def sync_folder(folder: Path) -> None:
 
 
 def say(line: str) -> None:
-    """Tell the user a line; a terminal or a pipe that has gone away is no reason to stop a run."""
+    """Tell the user a line, above a bar that is shown; a terminal that has gone away is no reason to stop a run."""
     with contextlib.suppress(OSError, ValueError):
         if sys.stderr is not None:
-            print(line, file=sys.stderr, flush=True)
+            tqdm.write(line, file=sys.stderr)
+            sys.stderr.flush()
 
 
 HOLDER = "process "

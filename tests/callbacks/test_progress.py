@@ -11,9 +11,8 @@ from jgesr_lightning.records import RoundRecord
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that the test turns, away from any notebook: other tests may have imported what makes one."""
+    """A clock that the test turns."""
     clock = SimpleNamespace(now=1000.0)
-    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
     monkeypatch.setattr(progress.time, "perf_counter", lambda: clock.now)
     return clock
 
@@ -32,3 +31,14 @@ def test_the_estimate_counts_from_the_first_round_not_from_what_comes_before(clo
     assert before == "round 0/5  accuracy received 10.00 %"
     assert first.startswith("round 1/5  not evaluated  10 s elapsed, 40 s left (ends about ")
     assert second == "round 2/5  not evaluated  20 s elapsed, 30 s left"
+
+
+def test_who_imported_ipykernel_is_no_notebook_yet(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ipykernel", SimpleNamespace())
+    monkeypatch.delitem(sys.modules, "IPython", raising=False)
+    assert not progress._in_notebook()
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))
+    assert not progress._in_notebook()
+    kernel = SimpleNamespace(config={"IPKernelApp": {}})
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: kernel))
+    assert progress._in_notebook()
