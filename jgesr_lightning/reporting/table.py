@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the tables of the runs below some folders, and write them to files where asked."""
     parser = CommandParser("table", first_line(__doc__), "table runs/table1_small --format latex --out tables")
     add_arguments(parser)
-    parser.add_argument("--format", choices=[*WRITERS, "all"], default="md", help="what is printed, or written (md)")
+    parser.add_argument("--format", choices=[*WRITERS, "all"], help="what is printed, or written (md)")
     parser.add_argument("--out", type=user_folder, metavar="DIR", help="write table.md, table.csv, table.tex there")
     parser.add_argument(
         "--store",
@@ -37,6 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="write the runs, curves and graphs included, to FILE (.json, .json.gz)",
     )
     arguments = parser.parse_args(argv)
+    if arguments.store is not None and arguments.format is not None and arguments.out is None:
+        parser.error("--store prints no table, so --format has nothing to say: give --out DIR for a table besides")
+    wanted = arguments.format or "md"
     found = tables_of(arguments.folders, arguments.metric, arguments.reference, drawn=arguments.store is not None)
     notes = [f"note: {note}" for note in found.collection.notes]
     if arguments.store is not None:
@@ -45,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.out is None:
             _tell(notes)
             return 0
-    for kind in WRITERS if arguments.format == "all" else [arguments.format]:
+    for kind in WRITERS if wanted == "all" else [wanted]:
         name, write = WRITERS[kind]
         text = write(found.tables, notes)
         if arguments.out is None:
@@ -54,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             arguments.out.mkdir(parents=True, exist_ok=True)
             write_text(arguments.out / name, text)
             print(f"wrote {arguments.out / name}")
-    if arguments.out is not None or arguments.format == "csv":  # else they stand below the table
+    if arguments.out is not None or wanted == "csv":  # else they stand below the table
         _tell(notes)
     return 0
 

@@ -150,3 +150,10 @@ def test_what_is_stored_is_written_as_tables_too_where_asked(tmp_path, capsys):
     assert main([str(tmp_path / "runs"), "--store", str(file), "--out", str(out), "--format", "csv"]) == 0
     assert capsys.readouterr().out == f"wrote {file}: 6 runs\nwrote {out / 'table.csv'}\n"
     assert (out / "table.csv").read_text() == csv_text(built([file])[0])
+
+
+def test_a_format_without_a_table_to_write_is_refused_and_nothing_stored(tmp_path):
+    study(tmp_path / "runs")
+    with pytest.raises(ConfigError, match="give --out DIR"):
+        main([str(tmp_path / "runs"), "--store", str(tmp_path / "a.json"), "--format", "latex"])
+    assert not (tmp_path / "a.json").exists()
