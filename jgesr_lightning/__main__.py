@@ -2,6 +2,10 @@
 
 import sys
 
-from jgesr_lightning.cli import main
+try:
+    from jgesr_lightning.cli import main
 
-sys.exit(main())
+    status = main()
+except KeyboardInterrupt:  # while Python was still reading the program
+    status = 130
+sys.exit(status)

@@ -24,11 +24,11 @@ def program() -> str:
 def invocation() -> str:
     """Return how to call this program once more from here, so that a printed line can be copied."""
     if program() == "jgesr":
-        return _called("jgesr", sys.argv[0])
-    return f"{_called('python', sys.executable)} -m jgesr_lightning"
+        return called("jgesr", sys.argv[0])
+    return f"{called('python', sys.executable)} -m jgesr_lightning"
 
 
-def _called(name: str, path: str) -> str:
+def called(name: str, path: str) -> str:
     """Return `name` where the shell finds that program by it, else its path, a short one if it lies below."""
     try:
         path, here = os.path.abspath(path), os.getcwd() + os.sep

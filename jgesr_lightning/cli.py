@@ -12,6 +12,7 @@ import contextlib
 import importlib
 import io
 import os
+import signal
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
@@ -43,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status = _dispatch(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()  # a reader that went away, or a full disk, is noticed here rather than at exit
+        if argv is None:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done but to take PyTorch apart, which takes seconds
         return status
     except (ConfigError, PathError) as error:
         _complain(f"error: {error}")
@@ -233,14 +236,17 @@ def study(arguments: Sequence[str]) -> int:
     return command.main(arguments, run=main)
 
 
-def elsewhere(place: str) -> Callable[[Sequence[str]], int]:
+def elsewhere(place: str, loads: bool = False) -> Callable[[Sequence[str]], int]:
     """Return the command that stands in another module, which is imported when it runs.
 
     Args:
         place: ``module:function``, the module as seen from this package.
+        loads: whether that takes seconds, PyTorch and Lightning being imported by it.
     """
 
     def run(arguments: Sequence[str]) -> int:
+        if loads and not {"-h", "--help"} & set(arguments):
+            _announce_loading()
         module, _, function = place.partition(":")
         status: int = getattr(importlib.import_module(f"jgesr_lightning.{module}"), function)(arguments)
         return status
@@ -294,12 +300,17 @@ COMMANDS = {
     "report": Command(elsewhere("reporting.report:main"), "one HTML page with both"),
     "map": Command(elsewhere("reporting.map:main"), "which method leads where, over two settings of a study"),
     "score": Command(elsewhere("reporting.score:main"), "how far runs lie from the paper's numbers, a row a reading"),
-    "export": Command(elsewhere("trained.export:main"), "a run's models as safetensors files, with a card"),
-    "predict": Command(elsewhere("trained.scoring:predict_main"), "classes of new samples, by a client's model"),
-    "evaluate": Command(
-        elsewhere("trained.scoring:evaluate_main"), "accuracy of each client's model, on new data or its own"
+    "export": Command(elsewhere("trained.export:main", loads=True), "a run's models as safetensors files, with a card"),
+    "predict": Command(
+        elsewhere("trained.scoring:predict_main", loads=True), "classes of new samples, by a client's model"
     ),
-    "attach": Command(elsewhere("trained.attach:main"), "a new client: trained, joined to the learned graph, scored"),
+    "evaluate": Command(
+        elsewhere("trained.scoring:evaluate_main", loads=True),
+        "accuracy of each client's model, on new data or its own",
+    ),
+    "attach": Command(
+        elsewhere("trained.attach:main", loads=True), "a new client: trained, joined to the learned graph, scored"
+    ),
     "study": Command(study, "run what is left of a study (table1_small, or a file)"),
 }
 """Every command, in the order in which help lists them; a new one is a line here."""

@@ -14,14 +14,14 @@ from jgesr_lightning import build
 from jgesr_lightning.closing import closing_lines
 from jgesr_lightning.config import Config, ConfigError
 from jgesr_lightning.data import FederatedDataModule
-from jgesr_lightning.failure import account
+from jgesr_lightning.failure import RunError, account, forget_others
 from jgesr_lightning.federation import Federation, NonFiniteError
 from jgesr_lightning.names import label
 from jgesr_lightning.plan import RoundPlan
 from jgesr_lightning.reporting.sources import UNREADABLE, Folder
 from jgesr_lightning.run_folder import Opening, open_folder, run_folder
 from jgesr_lightning.runtime import checkpoint
-from jgesr_lightning.runtime.environment import OURSELVES, LaunchError
+from jgesr_lightning.runtime.environment import OURSELVES, LaunchError, seat
 from jgesr_lightning.runtime.files import say
 from jgesr_lightning.runtime.launch import Launch, build_fabric, first_process, meet_early, started_by_fabric_run
 from jgesr_lightning.runtime.launch import plan as plan_launch
@@ -92,6 +92,9 @@ class Result:
             raise ConfigError(f"{path} cannot be read ({error})") from None
 
 
+STOPPING = "stopping at the next point from which the run can go on; Ctrl-C again: at once"
+
+
 @dataclass(frozen=True)
 class _Parts:
     """What each process has made before they are joined.
@@ -144,6 +147,10 @@ def run(config: Config) -> Result:
         except (ConfigError, NonFiniteError, checkpoint.CheckpointError, PeerLostError):
             # the first process has the same error, or is the one that was lost: one line is enough
             return Result("failed", folder, 0)
+        except RunError as error:  # the first process has it, too, or says what this one wrote of it
+            if error.where is None:
+                raise
+            return Result("failed", folder, 0)
     with ExitStack() as held:
         opening = open_folder(config, folder, held, data.digest())
         if launch.launcher != OURSELVES:
@@ -167,10 +174,12 @@ def _run(config: Config, parts: _Parts, opening: Opening | None) -> Result:
     """Launch the processes, build what needs them, and run."""
     folder, launch, data = parts.folder, parts.launch, parts.data
     watchers = build.watchers(config, folder, data, parts.start, parts.labels)
-    with deterministic(config.deterministic), StopRequest() as stop:
+    with deterministic(config.deterministic), StopRequest(STOPPING if first_process() else "") as stop:
         agreed: Opening | None = None
         failure = ""
         try:
+            if opening is not None and not (opening.refusal or opening.finished):
+                forget_others(folder)
             fabric = build_fabric(launch, config.runtime.precision, watchers.in_order, stop)
             if not started_by_fabric_run():
                 fabric.launch()
@@ -198,7 +207,8 @@ def _run(config: Config, parts: _Parts, opening: Opening | None) -> Result:
             watchers.progress.close()
             if agreed is not None and agreed.refusal:  # the folder is somebody else's
                 raise
-            account(error, config, folder, watchers.files if first_process() else None)
+            rank = 0 if first_process() else seat().rank
+            account(error, config, folder, watchers.files if rank == 0 else None, rank)
         finally:
             watchers.wandb.close(exit_code=1, reason=failure)  # where the run has not ended it in order
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,38 +17,54 @@ from jgesr_lightning.runtime.rendezvous import MeetingError
 from jgesr_lightning.runtime.sharding import PeerLostError
 
 TRACEBACK = "traceback.txt"
+"""Where the first process writes what nobody foresaw; process 2 of a run writes traceback.2.txt."""
+_OTHERS = "traceback.*.txt"
 FORESEEN = (checkpoint.CheckpointError, PeerLostError, MeetingError, ConfigError)
 
 
 class RunError(RuntimeError):
-    """Something that nobody foresaw ended a run that had begun; the message is one line."""
+    """Something that nobody foresaw ended a run that had begun; the message is one line.
+
+    Args:
+        reason: what, and what is saved.
+        where: file that has the traceback; None where none could be written.
+    """
+
+    def __init__(self, reason: str, where: Path | None = None) -> None:
+        super().__init__(reason if where is None else f"{reason}; where it happened: {where}")
+        self.where = where
 
 
-def account(error: BaseException, config: Config, folder: Path, files: ResultFiles | None) -> NoReturn:
+def account(error: BaseException, config: Config, folder: Path, files: ResultFiles | None, rank: int) -> NoReturn:
     """Write into the run's folder that it failed, and why; then raise what whoever started it is to be told.
 
     Args:
         error: what ended the run.
         config: its configuration.
         folder: its folder.
-        files: who writes the summary; None on the processes that write nothing.
+        files: who writes the summary; None on all processes but the first.
+        rank: which process this is.
     """
     if isinstance(error, NonFiniteError):
         reason = f"{error}; {_saved(folder)}"
         raised: BaseException = NonFiniteError(reason)
+    elif isinstance(error, PeerLostError):
+        reason = "; ".join([str(error), *_of_others(folder), _saved(folder)])
+        raised = PeerLostError(reason)
     elif isinstance(error, FORESEEN):
         reason, raised = str(error), error
     elif isinstance(error, OSError):
         what_next = remedy(error) if folder.is_dir() else "the folder is gone"
         reason = f"could not write the results in {folder}: {error}; {what_next}"
         raised = OSError(reason)
-    elif isinstance(error, Exception):
+    elif isinstance(error, (Exception, SystemExit)):  # SystemExit: a method of somebody's own called sys.exit
         reason = f"{describe(error)}; {_saved(folder)}"
-        raised = RunError(reason)
-        if files is not None and _kept(folder / TRACEBACK, error):
-            raised = RunError(f"{reason}; where it happened: {folder / TRACEBACK}")
+        path = folder / (TRACEBACK if files is not None else f"traceback.{rank}.txt")
+        raised = RunError(reason, path if _kept(path, error) else None)
     else:
         reason, raised = "interrupted", error
+        if files is not None and checkpoint.newest(folder / "checkpoint"):
+            say(_saved(folder))
     if files is not None and folder.is_dir():
         try:
             files.write_failure(config.rounds, reason, refused=isinstance(error, checkpoint.CheckpointError))
@@ -68,6 +86,21 @@ def describe(error: BaseException) -> str:
 def _saved(folder: Path) -> str:
     newest = checkpoint.newest(folder / "checkpoint")
     return f"the last checkpoint is {newest} (resume=auto goes on from there)" if newest else "no round was saved"
+
+
+def forget_others(folder: Path) -> None:
+    """Remove what other processes of an earlier attempt wrote of their end."""
+    for path in folder.glob(_OTHERS):
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def _of_others(folder: Path) -> Iterator[str]:
+    """Yield what other processes of this run wrote of their end: its last line, and where the rest is."""
+    for path in sorted(folder.glob(_OTHERS)):
+        with contextlib.suppress(OSError, IndexError):
+            last = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1]
+            yield f"process {path.name.split('.')[1]}: {last}; where it happened: {path}"
 
 
 def _kept(path: Path, error: BaseException) -> bool:

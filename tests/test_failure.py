@@ -2,8 +2,10 @@
 
 import errno
 import json
+import logging
 import os
 import sys
+import warnings
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ FAULTS = {
     "a bug": (ZeroDivisionError("division by zero"), "ZeroDivisionError: division by zero; "),
     "memory": (torch.OutOfMemoryError("CUDA out of memory. Tried 2 GiB"), "out of memory (CUDA out of memory); "),
     "nothing said": (KeyError(), "KeyError; "),
+    "a method that leaves": (SystemExit("I leave"), "SystemExit: I leave; "),
 }  # fmt: skip
 
 
@@ -56,6 +59,33 @@ def test_at_a_terminal_what_ended_the_run_has_a_line_of_its_own_below_the_bar(
     shown = capsys.readouterr().err
     assert "%|" in shown  # there was a bar
     assert shown.splitlines()[-1].startswith(("error: KeyError; ", "interrupted"))
+
+
+def test_at_a_terminal_warnings_go_above_the_bar_which_ends_full(config, capsys, monkeypatch):
+    whole = StackedEngine.train
+
+    def train(self, round_number, *args, **kwargs):
+        logging.getLogger("a.method").warning("a word in round %d", round_number)
+        warnings.warn("and another", stacklevel=1)
+        return whole(self, round_number, *args, **kwargs)
+
+    monkeypatch.setattr(StackedEngine, "train", train)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(logging.root, "handlers", [])  # pytest's own
+    assert cli.main(["train", str(config), "participation=0.5", "aggregator.name=fedavg"]) == 0
+    lines = [line.strip() for line in capsys.readouterr().err.splitlines()]
+    assert [line for line in lines if "a word" in line] == [f"a word in round {number}" for number in (1, 2, 3)]
+    assert sum("UserWarning: and another" in line and "%|" not in line for line in lines) >= 1
+    assert [line for line in lines if "%|" in line][-1].startswith("round 3/3:  100%")
+    assert logging.root.handlers == []
+
+
+def test_an_interruption_says_what_is_saved(config, capsys, monkeypatch):
+    fail_in_round(monkeypatch, 2, KeyboardInterrupt())
+    assert cli.main(["train", str(config)]) == 130
+    saved, last = capsys.readouterr().err.splitlines()[-2:]
+    assert saved.endswith("checkpoint/round_00001 (resume=auto goes on from there)")
+    assert last == "interrupted"
 
 
 @pytest.mark.parametrize("fault", FAULTS)

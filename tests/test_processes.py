@@ -133,17 +133,22 @@ def test_a_failure_of_the_first_process_ends_all_with_one_line(tmp_path):
     assert "No space left on device" in lines[0]
 
 
-def test_a_fault_on_another_process_is_told_by_it_and_recorded_by_the_first(tmp_path):
+def test_a_fault_on_another_process_is_told_and_recorded_by_the_first(tmp_path):
+    run = tmp_path / "runs" / "tiny"
+    run.mkdir(parents=True)
+    (run / "traceback.1.txt").write_text("of an earlier attempt")
     started = together(
         2, ["train", write_config(tmp_path), "runtime.devices=auto"], tmp_path, "fail_on_the_second_process"
     )
-    assert [process.wait() for process in started] == [1, 1]
-    assert (
-        started[1].output.splitlines()[-1].startswith("error: ZeroDivisionError: division by zero; the last checkpoint")
-    )
-    assert started[0].output.splitlines()[-1].startswith("error: lost another process of this run")
+    assert [process.wait() for process in started] == [1, 0]
+    last = started[0].output.splitlines()[-1]
+    assert last.startswith("error: lost another process of this run")
+    assert f"; process 1: ZeroDivisionError: division by zero; where it happened: {run}/traceback.1.txt; " in last
+    assert last.endswith(f"the last checkpoint is {run}/checkpoint/round_00001 (resume=auto goes on from there)")
+    assert "error" not in started[1].output
     assert all("Traceback" not in process.output for process in started)
-    summary = json.loads((tmp_path / "runs" / "tiny" / "summary.json").read_text())
+    assert (run / "traceback.1.txt").read_text().startswith("Traceback")
+    summary = json.loads((run / "summary.json").read_text())
     assert (summary["status"], summary["rounds_done"]) == ("failed", 1)
 
 

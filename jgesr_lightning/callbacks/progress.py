@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
@@ -27,6 +29,7 @@ class Progress:
     def __init__(self) -> None:
         self.active = False
         self.bar: Any = None
+        self._above = contextlib.ExitStack()
         self._notebook = False
         self._work: list[float] = []
         self._start = 0.0
@@ -40,11 +43,13 @@ class Progress:
         self._start, self._first, self._rounds = 0.0, state.round, plan.rounds
         self._notebook = _in_notebook()
         if self.active and sys.stderr is not None and (self._notebook or sys.stderr.isatty()):
-            own = sum(self._work[client] for client in plan.sharding.clients)
-            left = (plan.rounds - state.round) * plan.participation * own
+            own = set(plan.sharding.clients)
+            coming = (plan.participants(number) for number in range(state.round + 1, plan.rounds + 1))
+            left = sum(self._work[client] for drawn in coming for client in drawn if client in own)
             shape = "{desc} {percentage:3.0f}%|{bar}| {elapsed} elapsed, {remaining} left{postfix}"
             self.bar = tqdm(total=left, bar_format=shape, dynamic_ncols=True)
             self.bar.set_description(f"round {state.round}/{plan.rounds}")
+            self._above.enter_context(_logged_above())
 
     def on_round_start(self, round_number: int, sent: Tensor) -> None:
         """Name the round; the first one starts the clock: what comes before would be counted for every round."""
@@ -85,6 +90,7 @@ class Progress:
 
     def close(self) -> None:
         """Take the bar away, so that what is said next begins a line; again does nothing."""
+        self._above.close()
         if self.bar is not None:
             with contextlib.suppress(OSError):
                 self.bar.close()
@@ -96,6 +102,27 @@ class Progress:
                 self.bar.set_postfix_str(line.partition("  ")[2])
         else:
             say(line)
+
+
+class _Above(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        say(self.format(record))
+
+
+@contextlib.contextmanager
+def _logged_above() -> Iterator[None]:
+    """Context in which warnings, logged or of Python's kind, go above the bar, unless logging was set up otherwise."""
+    if logging.root.handlers:
+        yield
+        return
+    handler = _Above(logging.WARNING)
+    logging.root.addHandler(handler)
+    logging.captureWarnings(True)
+    try:
+        yield
+    finally:
+        logging.captureWarnings(False)
+        logging.root.removeHandler(handler)
 
 
 def _in_notebook() -> bool:

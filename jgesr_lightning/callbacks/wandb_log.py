@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from jgesr_lightning.callbacks import wandb_media as media
-from jgesr_lightning.callbacks.wandb_mode import resolve_mode
+from jgesr_lightning.callbacks.wandb_mode import resolve_mode, wandb_program
 from jgesr_lightning.paths import home, writable
 from jgesr_lightning.records import RoundRecord, best_of
 from jgesr_lightning.runtime.files import write_text
@@ -339,7 +339,7 @@ def _folders(place: Path) -> dict[str, str]:
 def sync_command(folder: Path, run_id: str) -> str:
     """Return the command that sends an offline run: every part of it, where it was resumed."""
     parts = sorted((folder / "wandb").glob(f"offline-run-*-{run_id}"))
-    return shlex.join(["wandb", "sync", *map(str, parts)])
+    return f"{wandb_program()} {shlex.join(['sync', *map(str, parts)])}"
 
 
 def _facts(run: Any, mode: str, sync: str) -> dict[str, Any]:

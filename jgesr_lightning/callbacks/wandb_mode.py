@@ -5,12 +5,14 @@ from __future__ import annotations
 import netrc
 import os
 import socket
+import sys
 import threading
 from pathlib import Path
 from typing import Literal, get_args
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from jgesr_lightning.arguments import called
 from jgesr_lightning.paths import PathError, home, user_path
 
 Mode = Literal["online", "offline", "disabled"]
@@ -39,10 +41,15 @@ def resolve_mode(mode: str, *, sweep: bool = False) -> tuple[Mode, str]:
 
     url = wandb.setup().settings.base_url
     if not has_key(url):
-        return "offline", "no API key being configured (`wandb login` sets one)"
+        return "offline", f"no API key being configured (`{wandb_program()} login` sets one)"
     if not reachable(url):
         return "offline", f"{url} not answering within {REACH_SECONDS:g} s"
     return "online", ""
+
+
+def wandb_program() -> str:
+    """Return how W&B's own program is called from here, so that a printed line can be copied."""
+    return called("wandb", str(Path(sys.executable).with_name("wandb")))
 
 
 def has_key(url: str) -> bool:

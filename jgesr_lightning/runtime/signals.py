@@ -6,6 +6,8 @@ terminal that goes away, unless it is ignored (nohup).
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import threading
 from types import FrameType, TracebackType
@@ -18,11 +20,15 @@ class StopRequest:
 
     Outside the main thread no handler can be installed, and the context does nothing.
 
+    Args:
+        acknowledgement: what whoever presses Ctrl-C at a terminal is told at once; empty: nothing.
+
     Attributes:
         received: name of the first signal, or None.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, acknowledgement: str = "") -> None:
+        self.acknowledgement = acknowledgement
         self.received: str | None = None
         self._former: dict[signal.Signals, object] = {}
 
@@ -47,4 +53,7 @@ class StopRequest:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
+        if self.received is None and number == signal.SIGINT and self.acknowledgement and os.isatty(2):
+            with contextlib.suppress(OSError):
+                os.write(2, f"\n{self.acknowledgement}\n".encode())  # print could meet itself half-way
         self.received = self.received or signal.Signals(number).name

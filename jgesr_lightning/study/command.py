@@ -53,7 +53,8 @@ def main(argv: Sequence[str], run: Callable[[Sequence[str]], int]) -> int:
         teller(f"{name}: {len(cells)} cells, {workers} at once")
     outcome = run_cells(cells, training(run, workers), teller, workers)
     teller(f"{name}: {len(outcome.finished)} of {len(cells)} cells finished")
-    teller(f"tables: {invocation()} table {shlex.quote(str(folder))}")
+    if outcome.finished:
+        teller(f"tables: {invocation()} table {shlex.quote(str(folder))}")
     if outcome.elsewhere:
         teller(f"run by other processes: {', '.join(outcome.elsewhere)}")
     _complain(outcome)

@@ -81,7 +81,7 @@ class _Runner:
         self.estimate = Estimate()
 
     def run(self) -> Outcome:
-        with StopRequest() as stop:
+        with StopRequest("stopping the cells that run; Ctrl-C again: at once") as stop:
             try:
                 while self.running or (self.waiting and not stop):
                     while self.waiting and not stop and len(self.running) < self.workers:
@@ -94,11 +94,12 @@ class _Runner:
                 for one in self.running:
                     os.killpg(one.child.pid, signal.SIGKILL)  # with the processes that it started for its other devices
                 raise
-            self.outcome.stopped_by = stop.received
         elsewhere = set(self.outcome.elsewhere)  # of these many have ended meanwhile
         done = [cell.name for cell in self.cells if cell.name in elsewhere and cell.is_finished()]
         self.outcome.finished += done
         self.outcome.elsewhere = [name for name in self.outcome.elsewhere if name not in done]
+        if len(self.outcome.finished) < len(self.cells):
+            self.outcome.stopped_by = stop.received
         return self.outcome
 
     def _begin(self, place: int, cell: Cell) -> None:
@@ -205,7 +206,10 @@ def state(cell: Cell) -> str:
         return "not begun"
     if summary.get("status") == "finished":
         return "finished with other settings"
-    return f"{summary.get('status')} after round {summary.get('rounds_done')} of {summary.get('rounds')}"
+    status = summary.get("status")
+    if status == "running" and held_since(lock_of(cell)) is None:
+        status = "broken off"
+    return f"{status} after round {summary.get('rounds_done')} of {summary.get('rounds')}"
 
 
 def log_of(cell: Cell) -> Path:

@@ -5,6 +5,7 @@ import os
 import pwd
 import shlex
 import socket
+import subprocess
 import threading
 import time
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from jgesr_lightning.callbacks import wandb_mode
 from jgesr_lightning.callbacks.files import ResultFiles
 from jgesr_lightning.callbacks.wandb_log import WandbLog, sync_command
 from jgesr_lightning.callbacks.wandb_media import client_curves, client_order
-from jgesr_lightning.callbacks.wandb_mode import has_key, reachable, resolve_mode
+from jgesr_lightning.callbacks.wandb_mode import has_key, reachable, resolve_mode, wandb_program
 from jgesr_lightning.layout import ParameterLayout
 from jgesr_lightning.plan import RoundPlan
 from jgesr_lightning.records import RoundRecord
@@ -390,7 +391,7 @@ def test_training_does_not_wait_for_wandb(tmp_path, monkeypatch):
     (folder,) = tmp_path.glob("wandb/offline-run-*")
     assert facts == {
         "id": found.runs[0].run_id, "mode": "offline", "project": "p", "group": "mnist s=0.1 jgesr",
-        "sync": f"wandb sync {folder}",
+        "sync": f"{wandb_program()} sync {folder}",
     }  # fmt: skip
 
 
@@ -457,8 +458,10 @@ def test_the_command_that_sends_a_resumed_run_names_all_its_folders(tmp_path):
     drive(make(folder, announce=told.append), fake_plan(), state, 4)
     parts = sorted(str(path) for path in folder.glob("wandb/offline-run-*"))
     assert len(parts) == 2
-    assert shlex.split(told[0]["sync"]) == ["wandb", "sync", *parts]
-    assert sync_command(folder, "another") == "wandb sync"
+    assert shlex.split(told[0]["sync"])[1:] == ["sync", *parts]
+    done = subprocess.run([*shlex.split(told[0]["sync"])[:2], "--help"], capture_output=True, text=True, check=True)
+    assert "offline" in done.stdout
+    assert sync_command(folder, "another") == f"{wandb_program()} sync"
 
 
 def test_offline_by_itself_says_why_and_how_to_send_it(tmp_path, caplog):
@@ -466,7 +469,8 @@ def test_offline_by_itself_says_why_and_how_to_send_it(tmp_path, caplog):
     (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     (folder,) = tmp_path.glob("wandb/offline-run-*")
     assert "no API key" in line
-    assert f"wandb sync {folder}" in line
+    assert f"`{wandb_program()} login` sets one" in line
+    assert f"{wandb_program()} sync {folder}" in line
 
 
 def test_key_in_the_environment_or_in_netrc(monkeypatch, tmp_path):
@@ -519,4 +523,4 @@ def test_the_summary_of_a_short_run_says_where_wandb_has_it(tmp_path):
     written = json.loads((tmp_path / "summary.json").read_text())
     assert (written["status"], written["second"]) == ("finished", 2)
     assert written["wandb"]["id"] == (tmp_path / "wandb_run_id").read_text().strip()
-    assert written["wandb"]["sync"].startswith("wandb sync ")
+    assert written["wandb"]["sync"].startswith(f"{wandb_program()} sync ")

@@ -52,3 +52,17 @@ def test_a_hangup_that_is_ignored_stays_so():
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, former)
+
+
+def test_at_a_terminal_the_first_interrupt_is_acknowledged_once(monkeypatch):
+    written = []
+    monkeypatch.setattr(os, "isatty", lambda number: number == 2)
+    monkeypatch.setattr(os, "write", lambda number, text: written.append((number, text)))
+    with StopRequest("stopping soon") as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert stop
+    with StopRequest("stopping soon"):
+        os.kill(os.getpid(), signal.SIGTERM)  # nobody pressed a key
+    assert written == [(2, b"\nstopping soon\n")]

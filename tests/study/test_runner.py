@@ -31,6 +31,19 @@ def test_finished_cells_are_not_run_again(tmp_path):
     assert (tmp_path / "runs" / "tiny" / "order.txt").read_text().split() == first.finished
 
 
+def test_a_study_asked_to_stop_that_had_nothing_left_to_do_was_not_stopped(tmp_path):
+    cells = cells_of(tmp_path, TWO)
+
+    def told(line):
+        if "[2/2]" in line and "running" in line:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    assert run_cells(cells[:1], fake(), told).stopped_by is None
+    outcome = run_cells(cells, fake(seconds=1), told)
+    stopped = len(outcome.finished) < 2
+    assert outcome.stopped_by == ("SIGINT" if stopped else None)
+
+
 def test_a_cell_finished_with_other_settings_does_not_count(tmp_path):
     run_cells(cells_of(tmp_path, TWO), fake(), quiet)
     changed = cells_of(tmp_path, TWO, "local.lr=0.5")
@@ -136,7 +149,9 @@ def test_a_cell_of_a_process_that_died_is_taken_up(tmp_path):
     cells[0].folder.mkdir(parents=True)
     left = {"status": "running", "rounds_done": 1, "rounds": 2, "last": {}, "config": to_dict(cells[0].config)}
     (cells[0].folder / "summary.json").write_text(json.dumps(left))
-    assert state(cells[0]) == "running after round 1 of 2"
+    assert state(cells[0]) == "broken off after round 1 of 2"
+    with locked(lock_of(cells[0])):
+        assert state(cells[0]) == "running after round 1 of 2"
     assert run_cells(cells, fake(), quiet).finished == [cell.name for cell in cells]
     assert (tmp_path / "runs" / "tiny" / "order.txt").read_text().split() == [cell.name for cell in cells]
 
