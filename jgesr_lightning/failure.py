@@ -19,7 +19,7 @@ from jgesr_lightning.runtime.sharding import PeerLostError
 TRACEBACK = "traceback.txt"
 """Where the first process writes what nobody foresaw; process 2 of a run writes traceback.2.txt."""
 _OTHERS = "traceback.*.txt"
-FORESEEN = (checkpoint.CheckpointError, PeerLostError, MeetingError, ConfigError)
+FORESEEN = (checkpoint.CheckpointError, MeetingError, ConfigError)
 
 
 class RunError(RuntimeError):

@@ -53,7 +53,7 @@ class StopRequest:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
-        if self.received is None and number == signal.SIGINT and self.acknowledgement and os.isatty(2):
+        if number == signal.SIGINT and self.acknowledgement and os.isatty(2):
             with contextlib.suppress(OSError):
                 os.write(2, f"\n{self.acknowledgement}\n".encode())  # print could meet itself half-way
         self.received = self.received or signal.Signals(number).name

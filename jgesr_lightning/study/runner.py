@@ -204,9 +204,9 @@ def state(cell: Cell) -> str:
         return f"finished, {result(cell)}"
     if not summary:
         return "not begun"
-    if summary.get("status") == "finished":
-        return "finished with other settings"
     status = summary.get("status")
+    if status == "finished":
+        return "finished with other settings"
     if status == "running" and held_since(lock_of(cell)) is None:
         status = "broken off"
     return f"{status} after round {summary.get('rounds_done')} of {summary.get('rounds')}"
