@@ -49,7 +49,9 @@ def rounded(value: Any) -> Any:
 
 def condition(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the dotted settings that decide a run's outcome, rounded, without its seeds."""
-    own = {"data.root"} if (config.get("data") or {}).get("name") in _OF_ONES_OWN else set()
+    data = (config.get("data") or {}).get("name")
+    # a function from outside is given the root, too
+    own = {"data.root"} if data in _OF_ONES_OWN or not is_builtin("data", data) else set()
     return {
         key: rounded(value)
         for key, value in flatten(config).items()

@@ -44,7 +44,7 @@ def copy_of_equal(cell: Cell, summaries: Summaries) -> Path | None:
     if cell.folder.exists():
         return None
     wanted = copied(to_dict(cell.config))
-    for path in sorted(cell.folder.parent.parent.glob(f"*/*/{FILE}")):
+    for path in sorted(cell.folder.parent.parent.glob(f"*/[!.]*/{FILE}")):  # no copy that was broken off
         found = summaries.finished(path.parent)
         if found is not None and found["copied"] == wanted:
             unfinished = cell.folder.with_name(f".{cell.name}")

@@ -130,11 +130,13 @@ def identity(config: Mapping[str, Any]) -> str:
 def copied(config: Mapping[str, Any]) -> str:
     """Return what has to be equal for a run to stand for a cell of another study."""
     try:
-        flat = flatten(json.loads(json.dumps(completed(config))))
+        stored = json.loads(json.dumps(completed(config)))
+        flat, decisive = flatten(stored), condition(stored)  # such as the root of data of one's own
     except (AttributeError, KeyError, RecursionError, TypeError):
         return ""
     left_out = tuple(f"{key}." for key in COPIES_MAY_DIFFER)
-    return digest({key: value for key, value in flat.items() if not f"{key}.".startswith(left_out)}, 32)
+    kept = {key: value for key, value in flat.items() if key in decisive or not f"{key}.".startswith(left_out)}
+    return digest(kept, 32)
 
 
 def load_study(name: str | Path, overrides: Sequence[str] = ()) -> tuple[str, list[Cell]]:

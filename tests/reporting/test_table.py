@@ -216,6 +216,16 @@ def test_of_equal_settings_and_seed_the_newest_counts(tmp_path):
     assert cells(markdown(table), "fedavg")[0][0] == "50.00 (1)"
 
 
+@pytest.mark.parametrize("data", ["tensors", "/mine.py:blobs"])
+def test_data_of_ones_own_from_two_places_make_two_tables(tmp_path, data):
+    for place in "ab":
+        folder = make_run(tmp_path, place, 0.5, method="fedavg", data=data)
+        config = json.loads((folder / "summary.json").read_text())["config"]
+        change(folder, config=config | {"data": config["data"] | {"root": place}})
+    tables, collection = built([tmp_path])
+    assert (len(tables), collection.notes) == (2, [])
+
+
 def test_a_folder_given_twice_counts_once(tmp_path):
     study(tmp_path)
     (table,), collection = built([tmp_path, tmp_path / "fedavg_0"])

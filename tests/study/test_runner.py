@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -87,6 +88,30 @@ def test_a_cell_that_a_study_beside_this_one_has_finished_is_copied(tmp_path):
         cell.folder.rename(cell.folder.with_name(f"old_{cell.name}"))
     run_cells(often, command, quiet)
     assert ran == [cell.name for cell in often]
+
+
+@pytest.mark.parametrize(("data", "ran"), [("tensors", 2), ("./mine.py:blobs", 2), ("synthetic", 1)])
+def test_a_cell_of_other_data_of_ones_own_is_not_copied(tmp_path, data, ran):
+    (tmp_path / "mine.py").write_text("def blobs(root): ...\n")
+    text = f"methods: [fedavg]\ndata: ['{data}']\nsettings: {{model.name: mlp, data.root: ROOT}}\n"
+    lines = []
+    for root in ("one.npz", "two.npz"):
+        write_study(tmp_path, text.replace("ROOT", root)).rename(tmp_path / f"of_{root[:3]}.yaml")
+        cells = load_study(tmp_path / f"of_{root[:3]}.yaml", [f"output_dir={tmp_path / 'runs'}"])[1]
+        run_cells(cells, fake(), lines.append)
+    assert sum("running" in line for line in lines) == ran
+
+
+def test_a_copy_that_was_broken_off_is_no_run(tmp_path):
+    (cell,) = cells_of(tmp_path, "methods: [fedavg]\ndata: [synthetic]\n", "local.lr=0.5")
+    run_cells([cell], fake(0.91), quiet)
+    unfinished = cell.folder.with_name(f".{cell.name}")
+    shutil.copytree(cell.folder, unfinished)
+    cell.folder.rename(cell.folder.with_name("z"))
+    lines = []
+    assert run_cells([cell], fake(-1), lines.append).finished == [cell.name]
+    assert f"copied from {cell.folder.with_name('z')}, 91.00 %" in lines[0]
+    assert not unfinished.exists()
 
 
 def test_a_method_that_is_called_otherwise_keeps_its_runs(tmp_path):
