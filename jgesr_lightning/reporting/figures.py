@@ -393,8 +393,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     accuracies_only(found.metric)
     target = arguments.out or beside(arguments.folders, "figures")
     count = matched = 0
-    reference = arguments.reference or found.reference
-    for drawing in draw(found.collection.runs, found.metric, reference, found.collection.names):
+    for drawing in draw(found.collection.runs, found.metric, found.reference, found.collection.names):
         count += 1
         if not any(fnmatchcase(drawing.name, pattern) for pattern in arguments.only or ["*"]):
             continue

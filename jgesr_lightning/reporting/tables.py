@@ -154,7 +154,7 @@ def build(block: Block, metric: str = METRIC, reference: str | None = None) -> T
             entries[label, column] = Entry(
                 value=mean,
                 leads=label in leaders,
-                best=leaders == [label] and bool(ahead) and all(one.clear_of_all for one in ahead.values()),
+                best=leaders == [label] and bool(ahead) and all(clear_lead(one, metric) for one in ahead.values()),
                 paper=paper_value(label, column) if with_paper else None,
                 pair=pairs.get((label, column)),
                 worst=worst,
@@ -194,6 +194,14 @@ def _leader(
         if label != first
     }
     return leaders, {str(label): one for label, one in corrected(family).items()}
+
+
+def clear_lead(one: Difference, metric: str) -> bool:
+    """Return whether a difference is an advantage, and clear after the correction.
+
+    Of the method with the best mean over its own seeds it need not be, over those that both have.
+    """
+    return one.clear_of_all and (one.mean > 0) == higher_is_better(metric)
 
 
 def seed_values(block: Block, label: str, column: Column, metric: str) -> dict[Hashable, float]:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from jgesr_lightning.reporting.render import interval_text
 from jgesr_lightning.reporting.runs import Column
 from jgesr_lightning.reporting.statistics import Difference
-from jgesr_lightning.reporting.tables import Table, column_title, describe, mark_text, when
-from jgesr_lightning.summary import higher_is_better
+from jgesr_lightning.reporting.tables import Table, clear_lead, column_title, describe, mark_text, when
 
 _NAMED = 5  # methods level with the best that are named, the nearest
 
@@ -40,8 +39,9 @@ def _column(table: Table, column: Column) -> str:
     ahead = table.against_leader.get(column, {})
     first = leaders[0]
     rest = {label: one for label, one in ahead.items() if label not in leaders}
-    clear = {label: one for label, one in rest.items() if one.clear_of_all and _sound(one, table)}
-    level = {label: one for label, one in rest.items() if label not in clear and one.half_width is not None}
+    clear = {label: one for label, one in rest.items() if clear_lead(one, table.metric)}
+    behind = {label: one for label, one in rest.items() if label not in clear and one.clear_of_all}
+    level = {label: one for label, one in rest.items() if not one.clear_of_all and one.half_width is not None}
     unknown = [label for label, one in rest.items() if one.half_width is None]
     names = _listed(leaders)
     sentences = [
@@ -50,10 +50,11 @@ def _column(table: Table, column: Column) -> str:
     sentences[0] += f" over {_seeds(entries[first].value.n)}"
     apart = [label for label in unknown if rest[label].n == 0]
     once = [label for label in unknown if label not in apart]
-    if once and not clear and not level:
+    if once and not (clear or level or behind):
         nearest = min(once, key=lambda label: abs(rest[label].mean))
+        common = " in common" if all(entry.value.n > 1 for entry in entries.values()) else ""
         sentences.append(
-            f"With {_seeds(min(entry.value.n for entry in entries.values()))} nothing can be said of chance: "
+            f"With one seed{common} nothing can be said of chance: "
             f"the lead over {nearest}, the next, is {rest[nearest].mean:+.2f}"
         )
     if clear:
@@ -63,13 +64,14 @@ def _column(table: Table, column: Column) -> str:
         sentences.append(f"It is clear of {which}; its smallest clear lead is over {least}, {lead}")
     if level:
         near = sorted(level, key=lambda label: abs(level[label].mean))[:_NAMED]
-        texts = [
-            f"{label} ({level[label].mean:+.2f} {interval_text(level[label].mean, level[label].holm_half_width)})"
-            for label in near
-        ]
+        texts = [_told(label, level[label]) for label in near]
         texts += [f"{len(level) - _NAMED} others"] if len(level) > _NAMED else []
         sentences.append(f"It cannot be told apart from {_listed(texts)}")
-    if once and (clear or level):
+    if behind:
+        sentences.append(
+            f"On the seeds in common it is behind {_listed([_told(label, one) for label, one in behind.items()])}"
+        )
+    if once and (clear or level or behind):
         sentences.append(f"It has one seed in common with {_listed(once)}")
     if apart:
         sentences.append(
@@ -81,8 +83,8 @@ def _column(table: Table, column: Column) -> str:
     return ". ".join(sentences) + "."
 
 
-def _sound(one: Difference, table: Table) -> bool:
-    return one.mean > 0 if higher_is_better(table.metric) else one.mean < 0
+def _told(label: str, one: Difference) -> str:
+    return f"{label} ({one.mean:+.2f} {interval_text(one.mean, one.holm_half_width)})"
 
 
 def _value(table: Table, label: str, column: Column) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jgesr_lightning.config import ConfigError
-from jgesr_lightning.reporting import report
+from jgesr_lightning.reporting import plots, report
 from jgesr_lightning.reporting.collection import collect
 from jgesr_lightning.reporting.figures import draw, main
 from jgesr_lightning.reporting.network import graph_network
@@ -208,6 +208,15 @@ def test_missing_rates_have_bands_over_seeds(tmp_path):
     (band,) = names(tmp_path)["missing_mnist_s_0.1"].figure.axes[0].collections
     low, high = band.get_paths()[0].get_extents().intervaly
     assert (low, high) == (pytest.approx(80), pytest.approx(92))  # means 81, 86, 91, deviation 1
+
+
+def test_the_reference_may_be_named_as_the_study_does(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(plots, "save", lambda figure, stem: [figure.get_suptitle()])
+    (tmp_path / "study.yaml").write_text("methods: {local: {}, mean: {name: fedavg}, jgesr: {}}\n")
+    for (name, method), seed in itertools.product((("mean", "fedavg"), ("jgesr", "jgesr")), (0, 1)):
+        make_run(tmp_path, f"mnist_s0.1_{name}_seed{seed}", 0.5 + 0.1 * seed, method=method, seed=seed)
+    assert main([str(tmp_path), "--reference", "mean", "--only", "differences_*"]) == 0
+    assert capsys.readouterr().out == "mnist s=0.1: minus fedavg\n"
 
 
 def test_only_the_figures_asked_for_are_drawn(tmp_path, capsys):

@@ -131,6 +131,28 @@ def test_no_lead_is_told_between_runs_of_other_seeds(tmp_path):
     assert "+5.00" not in text
 
 
+def test_who_leads_by_a_seed_of_its_own_and_is_behind_on_the_others_is_not_the_best(tmp_path):
+    for seed, behind in enumerate((0.05, 0.051, 0.052)):
+        make_run(tmp_path, f"a{seed}", 0.5, method="fedavg", seed=seed)
+        make_run(tmp_path, f"b{seed}", 0.5 + behind, method="local", seed=seed)
+    make_run(tmp_path, "lucky", 0.9, method="fedavg", seed=9)
+    (table,) = tables_of([tmp_path]).tables
+    assert [entry.leads for entry in table.entries.values()] == [False, True]
+    assert not any(entry.best for entry in table.entries.values())
+    assert summary(table) == [
+        "mnist s=0.1: fedavg has the best mean, 60.00 % over 4 seeds. "
+        "On the seeds in common it is behind local (-5.10 [-5.35, -4.85])."
+    ]
+
+
+def test_words_for_one_seed_in_common(tmp_path):
+    for seed in (0, 1):
+        make_run(tmp_path, f"a{seed}", 0.5, method="fedavg", seed=seed)
+        make_run(tmp_path, f"b{seed}", 0.6, method="local", seed=seed + 1)
+    (table,) = tables_of([tmp_path]).tables
+    assert "With one seed in common nothing can be said of chance: the lead over fedavg" in summary(table)[0]
+
+
 def test_results_of_several_folders_go_where_they_all_lie(tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     one.mkdir(), two.mkdir()
