@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import yaml
 
 from jgesr_lightning.checks import nearest
 from jgesr_lightning.config import ConfigError
+from jgesr_lightning.identity import digest
 from jgesr_lightning.names import label, word
 from jgesr_lightning.reporting.runs import Run, read_summary
 from jgesr_lightning.reporting.sources import UNREADABLE, Folder, damage
@@ -54,7 +56,7 @@ def collect(roots: Iterable[str | Path], drawn: str | None = None) -> Collection
     """Return the finished runs in and below some folders, and in files of stored results.
 
     Failed, stopped, unfinished and damaged runs are left out by name. Of several runs with the same settings and seed
-    the newest counts; where the settings differ by rounding all count, together as one seed.
+    the newest counts; where the settings differ by rounding, or methods have one name, all count, together as one seed.
 
     Args:
         roots: the folders and files.
@@ -81,7 +83,8 @@ def collect(roots: Iterable[str | Path], drawn: str | None = None) -> Collection
             found = newer
         runs[key] = found
     kept = sorted(runs.values(), key=lambda run: str(run.folder))
-    names = {of: key for of, key in keys.items() if key not in keys}
+    times = Counter(keys.values())
+    names = {of: key for of, key in keys.items() if key not in keys and times[key] == 1}
     return Collection(kept, notes + _coinciding(kept), list(keys), names)
 
 
@@ -123,14 +126,17 @@ def _study_methods(folder: Path) -> list[str]:
 
 
 def _coinciding(runs: Sequence[Run]) -> list[str]:
-    """Return a line for each run whose settings differ from another's, of the same seed, by rounding only."""
-    first: dict[str, str] = {}
-    names = [(run.name, first.setdefault(run.identity(), run.name)) for run in runs]
-    return [
-        f"{name}: same seed as {other}, and settings that differ by rounding only; their mean counts as that seed's"
-        for name, other in names
-        if name != other
-    ]
+    """Return a line for each run that counts together with another of the same seed, and why it does."""
+    first: dict[Hashable, Run] = {}
+    lines = []
+    for run in runs:
+        other = first.setdefault((digest(run.protocol, 32), run.label, run.column, run.seed), run)
+        if other is not run:
+            what = "settings that differ by rounding only"
+            if run.identity() != other.identity():  # such as a class of the same name in another file
+                what = f"another method of that name ({shown(run.config['aggregator']['name'])})"
+            lines.append(f"{run.name}: same seed as {other.name}, and {what}; their mean counts as that seed's")
+    return lines
 
 
 def _run_folders(root: Path, seen: set[Path], notes: list[str]) -> Iterator[Path]:

@@ -1,7 +1,8 @@
 """Writes one small file with all runs of a study: last values of every client, curves, classes, graph; a line a run.
 
 Tables, figures and pages read it as they read the folders it was made from; ``table RUNS --store FILE`` writes it. Last
-values and settings are kept exactly; what is only drawn (curves, graphs, the objective's trace) is rounded.
+values and settings are kept exactly; curves, and so means over evaluations, and graphs are rounded to six digits, the
+objective's trace to nine.
 """
 
 from __future__ import annotations

@@ -431,6 +431,8 @@ def _lacking(run: Run, metric: str) -> str:
         return f"{metric} was not measured"
     if run.last(name) is None:
         return f"{name} is not finite"
+    if run.source.history(name) is None:
+        return f"no curve of {name} is kept"
     return f"not all of the last {count} evaluations have a finite {name}"
 
 

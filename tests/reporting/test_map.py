@@ -258,6 +258,17 @@ def test_a_name_that_stands_for_several_methods_stands_for_none(tmp_path):
     assert tables_of([folder]).reference == "jgesr"
 
 
+def test_a_name_that_two_studies_give_to_two_methods_stands_for_none(tmp_path):
+    for study, alpha in (("one", 0.5), ("two", 0.7)):
+        make_run(tmp_path / study, "mnist_s0.1_tuned_seed0", 0.9, method="jgesr", alpha=alpha)
+        (tmp_path / study / "study.yaml").write_text("methods: {tuned: {name: jgesr}}\n")
+    found = collect([tmp_path])
+    assert (found.names, found.order) == ({}, ["jgesr (alpha=0.5)", "jgesr (alpha=0.7)"])
+    with pytest.raises(ConfigError, match="no method 'tuned'"):
+        found.label_of("tuned")
+    assert collect([tmp_path / "two"]).label_of("tuned") == "jgesr (alpha=0.7)"
+
+
 def test_the_command_writes_tables_and_the_picture(tmp_path, capsys):
     plane(tmp_path / "runs")
     assert main([str(tmp_path / "runs"), "--format", "all", "--out", str(tmp_path / "out")]) == 0

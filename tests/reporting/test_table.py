@@ -216,6 +216,15 @@ def test_of_equal_settings_and_seed_the_newest_counts(tmp_path):
     assert cells(markdown(table), "fedavg")[0][0] == "50.00 (1)"
 
 
+def test_methods_of_one_name_from_two_files_are_said_to_count_together(tmp_path):
+    make_run(tmp_path, "a", 0.5, method="/one/mine.py:Mine")
+    make_run(tmp_path, "b", 0.9, method="/two/mine.py:Mine")
+    (table,), collection = built([tmp_path])
+    assert cells(markdown(table), "Mine")[0][0] == "70.00 (1)"
+    (note,) = collection.notes
+    assert note.startswith("b: same seed as a, and another method of that name (/two/mine.py:Mine); their mean counts")
+
+
 @pytest.mark.parametrize("data", ["tensors", "/mine.py:blobs"])
 def test_data_of_ones_own_from_two_places_make_two_tables(tmp_path, data):
     for place in "ab":
@@ -277,6 +286,11 @@ def test_the_mean_over_the_last_evaluations(tmp_path):
     for count in ("0", "x", "", "9" * 5000):
         with pytest.raises(ConfigError, match=f"no run has the metric 'accuracy/trained@{count[:200]}"):
             built([tmp_path / "runs"], f"accuracy/trained@{count}")
+    (tmp_path / "runs" / "fedavg" / "metrics.csv").rename(tmp_path / "curves")
+    assert built([tmp_path / "runs"], "accuracy/trained@3")[1].notes == [
+        "fedavg: no curve of accuracy/trained is kept; left out"
+    ]
+    (tmp_path / "curves").rename(tmp_path / "runs" / "fedavg" / "metrics.csv")
     (tmp_path / "runs" / "jgesr" / "metrics.csv").write_bytes(b"round,accuracy/trained\n0,0.1\xff\n")
     (found,), collection = built([tmp_path / "runs"], "accuracy/trained@3")
     assert found.rows == ["fedavg"] and "metrics.csv cannot be read" in collection.notes[0]
