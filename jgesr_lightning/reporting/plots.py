@@ -209,11 +209,11 @@ def objective_trace(series: Sequence[Series], title: str = "") -> Figure:
     with drawing():
         figure = Figure(figsize=(5.6, 3.6), layout="constrained")
         axes = figure.add_subplot()
-        for place, line in enumerate(series):
+        for line, style in zip(series, _styles(series), strict=True):
             values = np.asarray(line.mean, dtype=np.float64)
             gap = values - np.nanmin(values) if len(values) else values
             gap = np.where(gap > 0, gap, np.nan)  # the smallest value itself has no logarithm
-            _draw(axes, line, gap, style_of(line.label, place))
+            _draw(axes, line, gap, style)
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:g}")  # exponents would be too small to read
         axes.set_xlabel("iteration")
@@ -249,8 +249,16 @@ def cluster_order(graph: ArrayLike) -> list[int]:
 
 def style_of(label: str, place: int = 0) -> dict[str, Any]:
     """Return colour, line style and marker of a label; `place` chooses for labels that are no method's name."""
-    colour, line, marker = STYLES.get(label) or _OTHERS[place % len(_OTHERS)]
+    again, at = divmod(place, len(_OTHERS))  # where they are used up, they are combined otherwise
+    others = (_OTHERS[(at + shift * again) % len(_OTHERS)][shift] for shift in range(3))
+    colour, line, marker = STYLES.get(label) or others
     return {"color": colour, "linestyle": line, "marker": marker}
+
+
+def _styles(series: Sequence[Series]) -> list[dict[str, Any]]:
+    """Return the styles of lines; those that are no method's name take one after another."""
+    unnamed = [line.label for line in series if line.label not in STYLES]
+    return [style_of(line.label, unnamed.index(line.label) if line.label in unnamed else 0) for line in series]
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:
@@ -408,9 +416,8 @@ def _lines(series: Sequence[Series], xlabel: str, ylabel: str, title: str) -> tu
     with drawing():
         figure = Figure(figsize=(6.4, 3.9), layout="constrained")
         axes = figure.add_subplot()
-        for place, line in enumerate(series):
+        for line, style in zip(series, _styles(series), strict=True):
             mean = 100 * np.asarray(line.mean, dtype=np.float64)
-            style = style_of(line.label, place)
             _draw(axes, line, mean, style)
             if line.std is None:
                 continue

@@ -85,6 +85,17 @@ def test_methods_can_be_told_apart_without_colour():
     assert len({marker for _, marker in looks[:8]}) >= 7
 
 
+def test_no_two_of_many_variants_look_the_same():
+    labels = ["jgesr (alpha=0.1)", *plots.STYLES, *(f"jgesr (gamma={place})" for place in range(30))]
+    for figure in (
+        plots.accuracy_per_round([Series(label, [0, 1], [0.1, 0.9]) for label in labels], "received accuracy (%)"),
+        plots.objective_trace([Series(label, [0, 1], [2.0, 1.0]) for label in labels]),
+    ):
+        looks = [str((line.get_linestyle(), line._unscaled_dash_pattern, line.get_marker(), line.get_color()))
+                 for line in drawn_lines(figure).values()]  # fmt: skip
+        assert len(set(looks)) == len(labels)
+
+
 def test_the_objective_is_drawn_above_its_smallest_value():
     figure = plots.objective_trace([Series("jgesr", [0, 1, 2], [5.0, 3.0, 2.0])])
     assert drawn_lines(figure)["jgesr"].get_xydata().tolist() == [[0, 3], [1, 1]]
