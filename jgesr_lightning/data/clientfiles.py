@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from jgesr_lightning.data.dataset import DataError, RawDataset, make_dataset, summary_of
+from jgesr_lightning.data.folders import beside
 from jgesr_lightning.data.samples import LabelArray, encode, inputs_of, labels_of
 from jgesr_lightning.data.tables import read_table
 from jgesr_lightning.data.tensors import SUFFIXES, check_classes, read_entries
@@ -27,14 +28,14 @@ def list_clients(root: Path) -> tuple[Files, Files, str]:
 
     """
     split = os.path.isdir(root / "train") and os.path.isdir(root / "test")
-    left_out: list[str] = []
+    left_out = beside(root) if split else []
     train = _files(root / "train" if split else root, root, left_out)
     test = _files(root / "test", root, left_out) if split else {}
     alone = sorted(train.keys() ^ test.keys()) if split else []
     if alone:
         has, lacks = ("train", "test") if alone[0] in train else ("test", "train")
         raise DataError(f"{root}: client {alone[0]} has a file in {has}/ and none in {lacks}/")
-    return train, test, summary_of(left_out)
+    return train, {client: test[client] for client in train if split}, summary_of(left_out)
 
 
 def read_clients(name: str, root: Path, train: Files, test: Files, label: str, left_out: str = "") -> RawDataset:

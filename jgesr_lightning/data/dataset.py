@@ -188,6 +188,8 @@ def statistics(inputs: Tensor, indices: Tensor | None = None) -> tuple[Tensor, T
             mean = mean + chunk.double().sum(dim=1) / number
         for chunk in _chunks(inputs, indices):
             variance = variance + ((chunk - mean[:, None]) ** 2).sum(dim=1) / number
+        # one single value leaves what rounding makes of its mean; two floats that differ at all leave more than this
+        variance = torch.where(variance > (mean * 2**-25) ** 2 / number, variance, 0)
     return mean, torch.where(variance > 0, variance, torch.ones_like(variance)).sqrt()
 
 

@@ -29,6 +29,7 @@ FORMATS = {
 }
 FILE_LIMIT = 1 << 28  # bytes of one image file
 OTHERS = ("@eaDir", "__MACOSX", "lost+found")  # folders of file servers (thumbnails), of archives, of disks
+PARTS = ("train", "training", "test", "testing", "val", "valid", "validation")  # what parts of a set are called
 
 Tree = dict[str, list[Path]]  # a class -> its images
 
@@ -39,7 +40,8 @@ def list_images(root: Path) -> tuple[Tree, Tree | None, str]:
     The test/ tree is not used: clients are tested on what they themselves hold, of train/. It is said so.
 
     Raises:
-        DataError: there are no images, one of `train/` and `test/` alone, or a class for testing only.
+        DataError: there are no images, one of `train/` and `test/` alone or under other names, or a class for testing
+            only.
 
     """
     left_out: list[str] = []
@@ -50,8 +52,15 @@ def list_images(root: Path) -> tuple[Tree, Tree | None, str]:
             f"(if these are in {parts[0]}/, name that folder in data.root)"
         )
     if len(parts) < 2:
-        return _tree(root, root, left_out), None, summary_of(left_out)
-    train, test = (_tree(root / name, root, left_out) for name in ("train", "test"))
+        tree = class_tree(root, root, left_out)
+        if len(tree) > 1 and {name.lower() for name in tree} <= set(PARTS):
+            raise DataError(
+                f"{root} holds {', '.join(tree)}, which look like parts of a set rather than classes; call them train "
+                "and test, or name one of them in data.root"
+            )
+        return tree, None, summary_of(left_out)
+    left_out += beside(root)
+    train, test = (class_tree(root / name, root, left_out) for name in ("train", "test"))
     unknown = sorted(test.keys() - train.keys())
     if unknown:
         raise DataError(f"{root}: class {unknown[0]} has images in test/ and none in train/")
@@ -89,8 +98,18 @@ def _labels(sizes: list[int]) -> Tensor:
     return torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
 
 
-def _tree(folder: Path, root: Path, left_out: list[str]) -> Tree:
-    """Return the images below each folder in `folder`, in the order of their paths."""
+def beside(root: Path) -> list[str]:
+    """Return what lies in a folder beside its `train/` and `test/`."""
+    return sorted(path.name for path in root.iterdir() if path.name not in ("train", "test", ".cache"))
+
+
+def class_tree(folder: Path, root: Path, left_out: list[str]) -> Tree:
+    """Return the images below each folder in `folder`, in the order of their paths; what is none goes to `left_out`.
+
+    Raises:
+        DataError: there are none.
+
+    """
     tree: Tree = {}
     for place in sorted(folder.iterdir()):
         if place.name == ".cache":
@@ -156,8 +175,10 @@ def _room(files: list[Path], shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
 
 
 def _decode(path: Path, size: tuple[int, int] | None, like: Path | None = None) -> npt.NDArray[np.uint8]:
-    kind = FORMATS[path.suffix.lower()]
-    as_well = tuple({kind, "PNG", "JPEG"})  # an ending may be mistaken, as torchvision allows
-    return decode_image(
-        str(path), read_file(path, FILE_LIMIT), None, size, as_well, "" if like is None else f", as {like} is"
-    )
+    return read_image(path, None, size, "" if like is None else f", as {like} is")
+
+
+def read_image(path: Path, mode: str | None, size: tuple[int, int] | None, why: str = "") -> npt.NDArray[np.uint8]:
+    """Return the image in a file, by `decode_image`."""
+    kinds = tuple({FORMATS[path.suffix.lower()], "PNG", "JPEG"})  # an ending may be mistaken, as torchvision allows
+    return decode_image(str(path), read_file(path, FILE_LIMIT), mode, size, kinds, why)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
@@ -114,13 +115,14 @@ def decode_image(
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(io.BytesIO(content), formats=tuple(formats)) as picture:
                 found, kind = picture.size, picture.mode
-                if size in (None, found) and kind[0] not in "IF":
+                deep = kind[0] in "IF" or re.search(";16[BLN]", str(picture.tile))  # colours Pillow would cut to 8 bits
+                if size in (None, found) and not deep:
                     return np.asarray(picture.convert(mode or ("L" if kind in GREY else "RGB")))
     except Exception as error:  # Pillow's ways to say damaged are many
         reason = " ".join(str(error).partition(" <_io.")[0].split())[:100]
         kinds = " or ".join(sorted(formats))
         raise DataError(f"{where} is damaged, or no {kinds} image ({reason}); put a good copy there") from error
-    if kind[0] in "IF":
+    if deep:
         raise DataError(f"{where} has more than 8 bits a channel (mode {kind}); give such images as data.name=tensors")
     assert size is not None
     raise DataError(

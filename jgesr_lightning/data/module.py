@@ -21,6 +21,7 @@ from jgesr_lightning.data.planted import Transform, group_of, transforms
 from jgesr_lightning.data.registry import Partition
 from jgesr_lightning.data.sources import load_dataset
 
+PUBLISHED = ("mnist", "cifar10", "synthetic")  # normalised by their training part, of whatever clients hold of it
 HASHED = 64  # samples of each part whose inputs tell data apart
 
 
@@ -151,10 +152,11 @@ class FederatedDataModule(LightningDataModule):
         else:
             splits = [split_train_test(part, labels, self.test_share, self.seed, k) for k, part in enumerate(parts)]
             self._train, self._test = [train for train, _ in splits], [test for _, test in splits]
-        if len(raw.test_inputs) == 0:  # what clients are tested on must not take part in the statistics
+        whole = self._tests_given or self.dataset_name in PUBLISHED
+        if not whole:  # what clients are tested on must not take part in the statistics
             raw = raw.measured_on(torch.from_numpy(np.sort(np.concatenate(self._train))))
         self.classes, self.num_classes = raw.classes, len(raw.classes)
-        self._describe_inputs(raw)
+        self._describe_inputs(raw, "the training part of the set" if whole else "the clients' training samples")
         self.sizes = torch.tensor([len(part) for part in self._train])
         self.test_sizes = torch.tensor([len(part) for part in self._test])
         table = class_table(labels, self._train, self.num_classes)
@@ -191,11 +193,10 @@ class FederatedDataModule(LightningDataModule):
         self.left_out = "; ".join(text for text in (raw.left_out, words, unused) if text)
         return parts
 
-    def _describe_inputs(self, raw: RawDataset) -> None:
+    def _describe_inputs(self, raw: RawDataset, measured: str) -> None:
         self.input_shape, self.features = tuple(raw.train_inputs.shape[1:]), raw.features
         self.in_channels, *sides = self.input_shape
         self.image_size = None if not sides else sides[0] if sides[0] == sides[1] else (sides[0], sides[1])
-        measured = "the training part of the set" if len(raw.test_inputs) else "the clients' training samples"
         numbers = {"mean": raw.mean.tolist(), "std": raw.std.tolist()}
         self.normalisation = {"scale": raw.scale, **numbers, "measured_on": measured}
 

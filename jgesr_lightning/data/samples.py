@@ -106,7 +106,12 @@ def encode(
     """
     if names is not None:
         for where, labels in parts:
-            if labels.dtype.kind == "U" or (len(labels) and int(labels.max()) >= len(names)):
+            if labels.dtype.kind == "U":
+                raise DataError(
+                    f"{where}: {what} {str(labels[0])!r} is a text; with the entry `classes` labels are whole numbers, "
+                    "places in it (texts name their classes themselves: leave `classes` out)"
+                )
+            if len(labels) and int(labels.max()) >= len(names):
                 raise DataError(
                     f"{where}: {what} {labels.max()} is not one of 0 to {len(names) - 1}, the names in `classes`"
                 )

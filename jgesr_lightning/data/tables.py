@@ -41,6 +41,8 @@ def read_table(path: Path, label: str | None, wanted: Sequence[str] = ()) -> tup
                 raise DataError(f"{path} has more than one column {twice[0]!r}")
             place = -1 if label is None else _label_place(path, columns, label)
             read = [k for k, name in enumerate(columns) if k != place and (not wanted or name in wanted)]
+            if not wanted and not all(columns[k] for k in read):  # most often the row's number, and no feature
+                raise DataError(f"{path} has a column without a name; name it, or leave it out (pandas: index=False)")
             for row in reader:
                 if not row:
                     continue
@@ -89,8 +91,9 @@ def _as_labels(path: Path, labels: list[str]) -> LabelArray:
         numbers = [float(text) for text in labels]
     except ValueError:
         return np.array(labels)
-    if all(number.is_integer() and abs(number) < 2**53 for number in numbers):
-        if min(numbers) < 0:
-            raise DataError(f"{path}: there is a label {min(numbers):.0f}; whole numbers must be at least 0")
-        return np.array(numbers).astype(np.int64)
-    raise DataError(f"{path}: labels such as {labels[0]!r} are numbers with a fraction; they must be classes")
+    whole = [number.is_integer() and abs(number) < 2**53 for number in numbers]
+    if not all(whole):
+        raise DataError(f"{path}: labels such as {labels[whole.index(False)]!r} are numbers, but no whole ones")
+    if min(numbers) < 0:
+        raise DataError(f"{path}: there is a label {min(numbers):.0f}; whole numbers must be at least 0")
+    return np.array(numbers).astype(np.int64)

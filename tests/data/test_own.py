@@ -3,7 +3,9 @@
 import io
 import os
 import pickle
+import struct
 import zipfile
+import zlib
 from dataclasses import replace
 
 import numpy as np
@@ -55,6 +57,9 @@ def test_train_and_test_trees(tree, tmp_path):
     dataset = load_dataset("folder", root)
     assert len(dataset.train_inputs) == 24
     assert dataset.test_labels.tolist() == [2] and np.array_equal(dataset.test_inputs[0].numpy(), PIXELS[0])
+    assert dataset.left_out.startswith("the 1 images of test/ are not used")
+    save_image(root / "val" / "cow" / "a.png", PIXELS[0])
+    assert load_dataset("folder", root).left_out.startswith("left out 1 file that is not part of the set: val; the 1")
     save_image(root / "test" / "dog" / "a.png", PIXELS[0])
     with pytest.raises(DataError, match=f"{root}: class dog has images in test/ and none in train/"):
         load_dataset("folder", root)
@@ -124,6 +129,16 @@ def deep(path):
     Image.fromarray(RNG.integers(0, 60_000, (6, 9)).astype(np.uint16)).save(path)
 
 
+def deep_in_colour(path):
+    """Write a .png of 16 bits a channel, which Pillow can read, as 8, and not write."""
+    rows = b"".join(b"\0" + row.tobytes() for row in RNG.integers(0, 60_000, (6, 9, 3)).astype(">u2"))
+    parts = ((b"IHDR", struct.pack(">IIBBBBB", 9, 6, 16, 2, 0, 0, 0)), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    chunks = (
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts
+    )
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -131,6 +146,7 @@ def deep(path):
         (text, r"is damaged, or no JPEG or PNG image \(cannot identify image file\);"),
         (other_size, r"is an image of 5 x 6 pixels, where 9 x 6 are needed, as .*ant/00.png is"),
         (deep, "has more than 8 bits a channel"),
+        (deep_in_colour, "has more than 8 bits a channel"),
     ],
 )
 def test_an_image_that_does_not_fit_is_named(tree, damage, message):
@@ -193,6 +209,15 @@ def test_half_a_tree_and_a_single_class_are_refused(tree, tmp_path):
     save_image(tmp_path / "one" / "ant" / "0.png", PIXELS[0])
     with pytest.raises(DataError, match=r"all samples are of one class \(ant\)"):
         load_dataset("folder", tmp_path / "one")
+
+
+def test_parts_of_a_set_are_not_taken_for_classes(tree, tmp_path):
+    (tmp_path / "parts").mkdir()
+    tree.rename(tmp_path / "parts" / "Training")
+    save_image(tmp_path / "parts" / "Testing" / "ant" / "0.png", PIXELS[0])
+    with pytest.raises(DataError, match="holds Testing, Training, which look like parts of a set rather than classes"):
+        load_dataset("folder", tmp_path / "parts")
+    assert load_dataset("folder", tmp_path / "parts" / "Training").classes == ("ant", "bee", "cow")
 
 
 def save(path, **entries):
@@ -280,6 +305,10 @@ NAN[7, 2] = np.nan
         ({"x": X * 1j, "y": Y}, "x is complex128, not plain real numbers"),
         ({"x": np.array(["a"] * 24), "y": Y}, "x is <U1; it must be numbers"),
         ({"x": X, "y": Y, "classes": np.array(["a", "b"])}, "label 2 is not one of 0 to 1, the names in `classes`"),
+        (
+            {"x": X, "y": np.array(list("ab") * 12), "classes": np.array(["a", "b"])},
+            "label 'a' is a text; with the entry `classes` labels are whole numbers",
+        ),
         ({"x": X, "y": Y, "clients": Y[:5]}, r"clients has shape \(5,\)"),
         ({"x": X, "y": Y, "clients": Y - 5}, "clients of sample 0 is -5"),
     ],
@@ -425,6 +454,17 @@ def test_tests_that_are_given_are_used(tables, tmp_path):
         load_dataset("clients", root)
 
 
+def test_tests_are_their_client_s_whatever_files_are_called(tmp_path):
+    for part, ending in (("train", "npz"), ("test", "pt")):  # "a.npz" comes before "a.o.npz", "a.pt" after it
+        (tmp_path / "both" / part).mkdir(parents=True)
+        save(tmp_path / "both" / part / f"a.{ending}", x=np.zeros((4, 2)), y=np.arange(4) % 2)
+        save(tmp_path / "both" / part / "a.o.npz", x=np.ones((6, 2)), y=np.arange(6) % 2)
+    (tmp_path / "both" / "notes.md").write_text("x")
+    dataset = load_dataset("clients", tmp_path / "both")
+    assert dataset.clients == ("a", "a.o") and dataset.left_out.endswith(": notes.md")
+    assert dataset.test_inputs[:, 0].tolist() == dataset.test_clients.tolist() == [0] * 4 + [1] * 6
+
+
 def test_a_client_without_tests_of_its_own_is_named(tables, tmp_path, monkeypatch):
     root = tmp_path / "both"
     root.mkdir()
@@ -468,7 +508,9 @@ def test_other_partitions_pool_the_clients(tables):
         (["no"], "label", "has the column 'label' alone"),
         (["1,no,2,3"], "a,label,b,c", "has features a, b, c, but .*alice.csv has a, b; they must agree"),
         (['1,"no,2'], "a,label,b", "cannot be read as a table"),
-        (["1,1.5,2"], "a,label,b", "labels such as '1.5' are numbers with a fraction"),
+        (["1,1.5,2"], "a,label,b", "labels such as '1.5' are numbers, but no whole ones"),
+        (["1,1,2", "1,nan,2"], "a,label,b", "labels such as 'nan' are numbers, but no whole ones"),
+        (["0,1,no,2"], ",a,label,b", r"has a column without a name; name it, or leave it out \(pandas: index=False"),
         (["1,-1,2"], "a,label,b", "there is a label -1"),
     ],
 )
@@ -547,6 +589,24 @@ def test_normalised_by_what_is_trained_on_alone(tmp_path):
     torch.testing.assert_close(tested, (torch.from_numpy(x[data.test_indices(0)]) - mean) / std)
 
 
+def test_tests_that_are_not_used_change_no_normalisation(tree, tables, tmp_path):
+    for name, root, test in (("folder", tree, "cow/a.png"), ("clients", tables, "bob.csv")):
+        found = []
+        for part in ("alone", "beside"):
+            data = FederatedDataModule(name, root, num_clients=2, min_samples=2, partition="iid")
+            data.setup()
+            found.append(data.normalisation)
+            if part == "alone":
+                both = tmp_path / f"{name}-both"
+                both.mkdir()
+                root = root.rename(both / "train").parent
+                for path in (both / "train").glob("*.csv" if name == "clients" else test.replace("a.png", "**/*.png")):
+                    copy = both / "test" / path.relative_to(both / "train")
+                    copy.parent.mkdir(parents=True, exist_ok=True)
+                    copy.write_bytes(path.read_bytes())
+        assert found[0] == found[1] and found[0]["measured_on"] == "the clients' training samples"
+
+
 def test_published_sets_are_normalised_by_their_training_part():
     data = FederatedDataModule("synthetic", num_clients=4, kappa=1.0)
     data.setup()
@@ -569,6 +629,14 @@ def test_statistics_of_floats_equal_numpys(shape):
     np.testing.assert_allclose(std.numpy(), x.astype(np.float64).std(axis=axes), rtol=1e-12)
     chosen = torch.arange(0, len(x), 7)
     np.testing.assert_allclose(statistics(torch.from_numpy(x), chosen)[0].numpy(), x[::7].mean(axis=axes), rtol=1e-5)
+
+
+@pytest.mark.parametrize("value", [0.1, 3.7, 98.6])
+def test_a_feature_of_one_value_has_deviation_1(value):
+    x = torch.full((38_009, 2), value)
+    x[5, 1] = torch.nextafter(x[5, 1], torch.tensor(torch.inf))  # differs as little as a float can
+    _, std = statistics(x)
+    assert std[0] == 1 and 0 < std[1] < 1e-5
 
 
 MINE = """
