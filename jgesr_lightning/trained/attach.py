@@ -204,7 +204,7 @@ def main(arguments: Sequence[str]) -> int:
     samples = labelled(
         path, tuple(about["input_shape"]), tuple(trained.card["classes"]), given.label, about.get("features", ())
     )
-    folder = user_folder(given.out or trained.place / "attached" / path.stem)
+    folder = user_folder(given.out or trained.place / "attached" / _name(path))
     _refuse_another(folder, path)
     result = attach(trained, samples, given.rounds)
     _write(folder, trained, result, path)
@@ -222,12 +222,20 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _name(path: Path) -> str:
+    """Return what a client of the data at `path` is called, be it "." or ".."."""
+    return Path(os.path.abspath(path)).stem
+
+
 def _refuse_another(folder: Path, path: Path) -> None:
-    """Raise ConfigError where a folder holds a client of other data; the same one's is replaced."""
+    """Raise ConfigError where a folder holds an export, or a client of other data; the same one's is replaced."""
     try:
-        former = json.loads((folder / CARD).read_text(encoding="utf-8"))["attached"]["data"]
+        card = json.loads((folder / CARD).read_text(encoding="utf-8"))
+        former = card["attached"]["data"] if "attached" in card else None
     except (OSError, ValueError, LookupError, TypeError):  # none is there, or nothing that could be lost
         return
+    if former is None:
+        raise ConfigError(f"{folder} holds the models of a run, an export; name another folder with --out")
     if former != os.path.abspath(path):
         raise ConfigError(f"{folder} holds the client of {former}; name another folder with --out")
 
@@ -239,7 +247,7 @@ def _write(folder: Path, trained: Trained, result: Attached, path: Path) -> None
     write_atomically(folder / MODEL, lambda file: file.write(content))
     card: dict[str, Any] = {
         **of_run,
-        "clients": [{"client": 0, "name": path.stem, "accuracy": {}, "files": {"trained": {"file": MODEL}}}],
+        "clients": [{"client": 0, "name": _name(path), "accuracy": {}, "files": {"trained": {"file": MODEL}}}],
         "attached": {
             "data": os.path.abspath(path),
             "samples": list(result.sizes),

@@ -13,8 +13,7 @@ from jgesr_lightning.arguments import CommandParser
 from jgesr_lightning.checks import nearest
 from jgesr_lightning.config import ConfigError
 from jgesr_lightning.data import DataError
-from jgesr_lightning.data.folders import FORMATS
-from jgesr_lightning.data.images import decode_image
+from jgesr_lightning.data.folders import FORMATS, class_tree, read_image
 from jgesr_lightning.data.samples import LabelArray, inputs_of, labels_of
 from jgesr_lightning.data.tables import read_table
 from jgesr_lightning.data.tensors import read_entries
@@ -147,31 +146,22 @@ def _places(path: Path, labels: LabelArray, classes: tuple[str, ...], numbered: 
 
 
 def _folder(path: Path, shape: tuple[int, ...], classes: tuple[str, ...]) -> Samples:
-    inputs, labels, names = [], [], []
-    folders = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    for folder in folders:
-        if folder.name not in classes:
-            raise ConfigError(f"{folder}: class {folder.name!r} is none of the run's: {', '.join(classes)[:200]}")
-        for file in sorted(folder.iterdir()):
-            if file.suffix.lower() in FORMATS and not file.name.startswith("."):
-                inputs.append(_image(file, shape))
-                labels.append(classes.index(folder.name))
-                names.append(str(file))
-    if not inputs:
-        raise ConfigError(f"{path} holds no images at <class>/*{{{','.join(FORMATS)}}}")
-    return Samples(torch.cat(inputs), torch.tensor(labels), tuple(names))
+    tree = class_tree(path, path, [])
+    for name in tree:
+        if name not in classes:
+            raise ConfigError(f"{path / name}: class {name!r} is none of the run's: {', '.join(classes)[:200]}")
+    files = [(file, classes.index(name)) for name, images in tree.items() for file in images]
+    inputs = torch.cat([_image(file, shape) for file, _ in files])
+    return Samples(inputs, torch.tensor([label for _, label in files]), tuple(str(file) for file, _ in files))
 
 
 def _image(path: Path, shape: tuple[int, ...]) -> Tensor:
     if len(shape) != 3 or shape[0] not in (1, 3):
         raise ConfigError(f"{path} is an image; this network takes samples of shape {shape}: give a file with x")
+    if reason := _missing(path):
+        raise ConfigError(reason)
     channels, height, width = shape
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read ({error.strerror})") from None
-    kinds = (FORMATS[path.suffix.lower()],)
-    pixels = decode_image(str(path), content, "L" if channels == 1 else "RGB", (width, height), kinds)
+    pixels = read_image(path, "L" if channels == 1 else "RGB", (width, height))
     return torch.from_numpy(pixels.copy()).view(1, height, width, channels).movedim(-1, 1)
 
 

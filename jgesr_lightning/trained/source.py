@@ -35,6 +35,7 @@ KINDS = ("received", "trained")
 
 ROWS = {"received": "models", "trained": "trained"}  # what a checkpoint calls them
 DATA = {"normalisation", "input_shape", "classes", "sizes", "test_sizes"}  # what a summary has to say of the data
+SMALL = 4  # of numbers from 0 to 1, -1 to 1, or of deviation 1, mean and deviation together are less; of bytes more
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -84,13 +85,19 @@ class ClientModel(nn.Module):
         """Return samples as the network itself takes them.
 
         Raises:
-            ValueError: samples of another shape, or from 0 to 1 where the network was trained on bytes.
+            ValueError: samples of another shape, from 0 to 1 where the network was trained on bytes, or the reverse.
         """
         if tuple(x.shape[1:]) != self.input_shape:
             raise ValueError(f"samples have shape {tuple(x.shape[1:])}; this network takes {self.input_shape}")
         fractions = x.is_floating_point() and self.scale == 255 and bool((x != x.round()).any())
         if fractions and float(x.min()) >= 0 and float(x.max()) <= 1:  # as many loaders of images give them
             raise ValueError("samples lie between 0 and 1; this network takes bytes, 0 to 255: multiply them by 255")
+        bright = x.dtype == torch.uint8 and x.ndim == 4 and self.scale == 1 and float(x.double().mean()) > SMALL
+        if bright and float((self.mean.abs() + self.std).max()) < SMALL:
+            raise ValueError(
+                f"samples are bytes, 0 to 255; this network was trained on numbers about {self.mean.mean():.2g}: "
+                "scale them alike, and give a file with x"
+            )
         return (x.to(self.mean) - self.mean) / self.std
 
 

@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+from PIL import Image
 
 from jgesr_lightning import load_client
 from jgesr_lightning.aggregators import Upload, build_aggregator
@@ -164,3 +165,20 @@ def test_a_client_of_other_data_is_not_replaced(result, tmp_path, capsys):
     assert main([*call, str(tmp_path / "b" / "late.pt")]) == 2
     assert f"{tmp_path}/out holds the client of {tmp_path}/a/late.pt; name another" in capsys.readouterr().err
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == content
+
+
+def test_an_export_is_not_replaced_and_a_folder_is_named_from_within(result, tmp_path, monkeypatch, capsys):
+    assert main(["export", str(result.folder), "--out", str(tmp_path / "away")]) == 0
+    x, y = newcomer()
+    torch.save({"x": x, "y": y}, tmp_path / "late.pt")
+    call = ["attach", str(result.folder), "--data", str(tmp_path / "late.pt"), "--out", str(tmp_path / "away")]
+    assert main(call) == 2
+    assert "away holds the models of a run, an export; name another folder with --out" in capsys.readouterr().err
+    tree = tmp_path / "late"
+    for k, image in enumerate(x[:, 0].numpy()):
+        (tree / f"pattern {int(y[k])}").mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(tree / f"pattern {int(y[k])}" / f"{k}.png")
+    monkeypatch.chdir(tree)
+    run = shutil.copytree(result.folder, tmp_path / "run")
+    assert main(["attach", str(run), "--data", "."]) == 0
+    assert capsys.readouterr().err.rstrip().endswith("attached/late")

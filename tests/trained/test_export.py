@@ -69,7 +69,7 @@ def test_what_was_not_kept_is_refused(averaged, tmp_path, capsys):
         (["export", "{run}", "--what", "trianed"], "--what is 'trianed'"),
         (["predict", "{run}", "--client", "4", "x.png"], "clients 0 to 3"),
         (["predict", "{run}", "--client", "-1", "x.png"], "client is -1"),
-        (["predict", "{run}", "--client", "0", "x.png"], "x.png cannot be read"),
+        (["predict", "{run}", "--client", "0", "x.png"], "there is no file or folder x.png"),
         (["predict", "{run}", "--client", "0", "x.mp3"], "there is no file or folder x.mp3"),
         (["predict", "{run}", "--client", "0", "{run}/config.yaml"], "config.yaml is none of"),
         (["evaluate", "{run}", "--what", "sent"], "what is 'sent'"),

@@ -140,10 +140,41 @@ def test_images_from_0_to_1_are_refused_by_a_network_of_bytes(result, pictures, 
         assert "multiply them by 255" in said.err and not said.out
 
 
+def test_images_are_found_and_read_as_in_training(result, pictures, tmp_path, capsys):
+    tree = tmp_path / "tree"
+    assert main(["evaluate", str(result.folder), "--data", str(tree)]) == 0
+    flat = capsys.readouterr().out
+    for folder in [path for path in tree.iterdir() if path.is_dir()]:
+        for path in list(folder.iterdir()):
+            (folder / "deep" / path.stem).mkdir(parents=True)
+            path.rename(folder / "deep" / path.stem / "a.jpg")  # of another ending than its format
+    (tree / "__MACOSX").mkdir()
+    (tree / "__MACOSX" / "0.png").write_bytes(b"resource fork")
+    assert main(["evaluate", str(result.folder), "--data", str(tree)]) == 0
+    assert capsys.readouterr().out == flat
+
+
+def test_bytes_are_refused_by_a_network_of_numbers_from_0_to_1(pictures, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    x, _ = pictures
+    np.savez(tmp_path / "set.npz", x=x.numpy().repeat(8, 0) / 255, y=np.arange(64) % 2)
+    settings = (
+        f"data.name=tensors data.root={tmp_path / 'set.npz'} data.fraction=1 data.partition=iid data.min_samples=2 "
+        f"clients=2 rounds=1 aggregator.name=fedavg runtime.devices=1 logging.wandb=false output_dir={tmp_path}"
+    )
+    place = str(run(load_config("mnist_quick", settings)).folder)
+    image = next((tmp_path / "tree").rglob("*.png"))
+    assert main(["predict", place, "--client", "0", str(tmp_path / "set.npz")]) == 0
+    assert main(["predict", place, "--client", "0", str(image)]) == 2
+    assert "samples are bytes, 0 to 255; this network was trained on numbers about 0.5" in capsys.readouterr().err
+
+
 def test_data_that_are_not_there_are_said_to_be_missing(result, capsys):
     for command in (["evaluate", "--data"], ["predict", "--client", "0"], ["attach", "--data"]):
         assert main([command[0], str(result.folder), *command[1:], "nowhere"]) == 2
         assert capsys.readouterr().err == "error: there is no file or folder nowhere\n"
+    assert main(["predict", str(result.folder), "--client", "0", "no.png"]) == 2
+    assert capsys.readouterr().err == "error: there is no file or folder no.png\n"
 
 
 def test_classes_that_the_run_does_not_know_are_refused(result, pictures, tmp_path, capsys):
@@ -151,7 +182,10 @@ def test_classes_that_the_run_does_not_know_are_refused(result, pictures, tmp_pa
     torch.save({"x": x, "y": torch.full((8,), 99)}, tmp_path / "far.pt")
     assert main(["evaluate", str(result.folder), "--data", str(tmp_path / "far.pt")]) == 2
     assert "label 99" in capsys.readouterr().err
-    (tmp_path / "tree" / "zebra").mkdir()
+    (tmp_path / "tree" / "zebra").mkdir()  # without images, as in training, it is none
+    assert main(["evaluate", str(result.folder), "--data", str(tmp_path / "tree")]) == 0
+    Image.new("L", (28, 28)).save(tmp_path / "tree" / "zebra" / "0.png")
+    capsys.readouterr()
     assert main(["evaluate", str(result.folder), "--data", str(tmp_path / "tree")]) == 2
     assert "class 'zebra'" in capsys.readouterr().err
 
