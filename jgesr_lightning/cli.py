@@ -206,10 +206,12 @@ def data(arguments: Sequence[str]) -> int:
     ).settings(arguments)
     if given is None:
         return 0
-    from jgesr_lightning.data import DataError, data_root, load_dataset
+    from jgesr_lightning.data import data_root, load_dataset
     from jgesr_lightning.names import is_name
 
     sets = [argument for argument in given if is_file(argument) and is_name("data", argument)]
+    if len(sets) > 1:
+        raise ConfigError(f"one data set at a time, got {', '.join(sets)}")
     settings = [argument for argument in given if argument not in sets]
     named = any(setting.removeprefix("--").startswith("data.name=") for setting in settings)
     if sets or (named and not any(map(is_file, settings))):
@@ -218,7 +220,7 @@ def data(arguments: Sequence[str]) -> int:
         config = configuration(given)
     try:
         found = load_dataset(config.data.name, config.data.root, verify=config.data.verify, label=config.data.label)
-    except DataError as error:
+    except ValueError as error:  # no data, or a function that cannot be called for them
         raise ConfigError(error) from None
     shape = " x ".join(str(size) for size in found.train_inputs.shape[1:])
     print(

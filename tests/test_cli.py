@@ -212,6 +212,21 @@ def test_data_takes_a_set_of_ones_own_by_its_name(arguments, capsys, monkeypatch
     assert "blobs: 30 training and 0 test samples of 30, 3 classes" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["./sets_of_mine.py:sized"], "sized(root, size) cannot be called for this: missing a required argument"),
+        (["synthetic", "mnist"], "one data set at a time, got synthetic, mnist"),
+    ],
+)
+def test_data_refuses_what_it_cannot_read(arguments, words, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sets_of_mine.py").write_text("def sized(root, size):\n    pass\n")
+    assert cli.main(["data", *arguments]) == 2
+    said = capsys.readouterr()
+    assert words in said.err and said.err.count("\n") == 1 and not said.out
+
+
 def test_reports_get_their_arguments(monkeypatch):
     seen = []
     for name, status in (("table", 0), ("figures", 2)):
