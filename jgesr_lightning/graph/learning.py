@@ -81,8 +81,10 @@ def neighbour_scale(D: Array, neighbours: int) -> Array:
     For a node alone, whose distances in order are z and their sums b, k edges are active for theta between
     :math:`1 / \sqrt{k z^2 - b z}` at k + 1 and at k (Kalofolias and Perraudin, "Large scale graph learning from smooth
     signals", ICLR 2019, there for twice the sums over edges). The means of these over the nodes are where the search
-    starts; a node also takes the edges that others want, so that theta is then sought by bisection. It counts edges on
-    the host, once an aggregation: on an accelerator the same steps would take longer than both ways.
+    starts; a node also takes the edges that others want, so that theta is then sought by bisection. Where no theta
+    leaves so few (one each, say, or several equal nodes), the least is taken that leaves about as few as any: at a
+    larger one edges weigh less and less. It counts edges on the host, once an aggregation: on an accelerator the same
+    steps would take longer than both ways.
 
     Raises:
         ValueError: `neighbours` is not a number from 1 to K - 1.
@@ -95,20 +97,29 @@ def neighbour_scale(D: Array, neighbours: int) -> Array:
     if nodes == 2:  # one edge at any scale: in units of its own
         return like(1 / np.where(z[:, :1] > 0, z[:, :1], 1.0), D).reshape(*D.shape[:-2], 1, 1)
     apart = z.max((1, 2)) > 0  # or all nodes are equal, and no scale tells them apart
-    k = min(neighbours, nodes - 2)
+    k, farthest = min(neighbours, nodes - 2), np.maximum(z.max((1, 2)), 1e-300)
     spread = ((np.arange(1, nodes) * z - z.cumsum(-1)) * z)[..., k - 1 : k + 1]
-    floor = 1e-30 * np.maximum(z.max((1, 2), keepdims=True), 1e-300) ** 2
-    theta = np.where(apart, np.sqrt(np.sqrt(2 / np.maximum(spread, floor)).mean(1).prod(-1)), 1.0)
-    low, high = 0 * theta, math.inf + 0 * theta
+    # Of a node that has k others equally near, as for k = 1 each has, a bound is infinite: the rest say where to start.
+    bounded = spread > 1e-30 * farthest[:, None, None] ** 2
+    bounds = np.where(bounded, np.sqrt(2 / np.where(bounded, spread, 1)), 0).sum(1) / np.maximum(bounded.sum(1), 1)
+    upper, lower = bounds.T
+    lower = np.where(lower > 0, lower, 1 / farthest)
+    theta = np.where(apart, np.sqrt(np.where(upper > 0, upper, lower) * lower), 1.0)
+    low, high, tried = 0 * theta, math.inf + 0 * theta, []
     for _ in range(60):
         W = prox(-theta[:, None, None] * given, 1.0, 0.0, 1.0).W
         count = (W > 0).sum((1, 2)) / nodes
+        tried.append((theta, count))
         off = apart & ~(abs(count - neighbours) < 0.5)
         if not off.any():
             break
         low, high = np.where(count > neighbours, theta, low), np.where(count > neighbours, high, theta)
         between = np.where(low == 0, theta / 2, np.where(high == math.inf, theta * 2, np.sqrt(low * high)))
         theta = np.where(off, between, theta)
+    else:
+        thetas, counts = np.stack(tried, 1)
+        first = (counts < counts.min(0) + 0.5).argmax(0)[None]
+        theta = np.where(off & (high == math.inf), np.take_along_axis(thetas, first, 0)[0], theta)
     return like(theta, D).reshape(*D.shape[:-2], 1, 1)
 
 

@@ -44,6 +44,18 @@ def test_equal_nodes_have_some_graph() -> None:
     assert bool(torch.isfinite(W).all()) and float(W.sum(1).min()) > 0
 
 
+@pytest.mark.parametrize(("neighbours", "equal"), [(1, 1), (1, 4), (2, 3), (2, 8), (3, 20)])
+@pytest.mark.parametrize("scale", [1e-3, 1.0])
+def test_edges_weigh_something_where_a_scale_can_be_as_large_as_one_likes(
+    neighbours: int, equal: int, scale: float
+) -> None:
+    X = planted(24, 300, scale)
+    X[:equal] = X[0]
+    W = learn_graph(pairwise_sq_distances(X), 1.0, 1.0, 1.0, neighbours=neighbours)
+    degrees = W[equal:].sum(1)  # of those that have nobody equal: it was 1e-8 and less
+    assert float(degrees.min()) > 1e-3 and float(degrees.max()) > 0.2
+
+
 def test_two_nodes_have_one_edge_whose_weight_does_not_depend_on_the_scale() -> None:
     D = torch.tensor([[0.0, 3.0], [3.0, 0.0]], dtype=torch.float64)
     expected = torch.ones(2, 2, dtype=torch.float64) - torch.eye(2)  # 2 / w = 1 + w
