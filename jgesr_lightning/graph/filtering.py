@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -45,9 +47,11 @@ def filter_signals(
     Returns:
         Psi (..., K, d), own memory, dtype and device of `X`.
     """
-    if not (alpha >= 0 and mu > 0):
-        raise ValueError(f"alpha must be non-negative and mu positive; got {alpha}, {mu}")
+    if not (alpha >= 0 and mu > 0 and math.isfinite(alpha + mu)):
+        raise ValueError(f"alpha must be non-negative and mu positive, both finite; got {alpha}, {mu}")
     check_models("X", X, W=W, weights=weights, mask=mask, start=start)
+    if not bool(((weights > 0) & weights.isfinite()).all()):
+        raise ValueError("weights must be positive and finite")
     z = weights.to(X.device, torch.float64)[..., None]
     S = (2 * alpha / mu) * laplacian(W.to(X.device, torch.float64))
     inverse = torch.linalg.inv(torch.diag_embed(z[..., 0]) + S)

@@ -73,6 +73,7 @@ def gram(X: Tensor, *, minus: Tensor | None = None, mask: Tensor | None = None) 
         ValueError: `X` is not a floating-point matrix.
     """
     check_models("X", X)
+    minus = None if minus is None else minus.expand_as(X)
     total = torch.zeros(*X.shape[:-1], X.shape[-2], dtype=torch.float64, device=X.device)
     for _, columns in chunks((X.shape[-1],), X.shape[:-1].numel(), X.device):
         part = X[..., columns].to(torch.float64)

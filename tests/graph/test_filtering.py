@@ -1,5 +1,7 @@
 """Graph filtering: the closed form, its limits, and the systems of columns with gaps."""
 
+import math
+
 import pytest
 import torch
 
@@ -122,6 +124,10 @@ def test_a_part_of_the_graph_that_delivered_nothing_is_filled_over_the_edges_it_
         ({"weights": torch.ones(4)}, r"weights must have shape \(..., 3\); got \(4,\)"),
         ({"mask": torch.ones(3, 4, dtype=torch.bool)}, "mask must have shape"),
         ({"mask": torch.ones(3, 5)}, "mask must be of type bool"),
+        ({"weights": torch.arange(3)}, "weights must be positive and finite"),
+        ({"weights": torch.tensor([1.0, -1.0, 1.0])}, "weights must be positive and finite"),
+        ({"alpha": math.inf}, "alpha must be non-negative and mu positive, both finite; got inf, 1.0"),
+        ({"mu": 0.0}, "alpha must be non-negative and mu positive, both finite; got 1.0, 0.0"),
     ],
 )
 def test_wrong_arguments_are_named(change, message) -> None:

@@ -30,6 +30,9 @@ def test_gram_of_masked_differences_reads_nothing_behind_the_mask() -> None:
     torch.testing.assert_close(gram(X, minus=R, mask=mask), expected @ expected.T)
     both = gram(X, minus=R.expand(4, -1), mask=mask)
     torch.testing.assert_close(both, expected @ expected.T)
+    centred = X.nan_to_num().double()
+    for mean in (X.nan_to_num().mean(1, keepdim=True), torch.tensor(0.5)):  # whatever broadcasts
+        torch.testing.assert_close(gram(X.nan_to_num(), minus=mean), (centred - mean) @ (centred - mean).T)
 
 
 def test_gram_takes_matrices_that_are_not_contiguous() -> None:
