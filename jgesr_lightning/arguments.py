@@ -37,7 +37,8 @@ def called(name: str, path: str) -> str:
             return name
     except OSError:  # somebody removed the current folder meanwhile: nothing to fail for
         return name
-    return shlex.quote(path.removeprefix(here))
+    below = path.removeprefix(here)
+    return shlex.quote(below if os.sep in below else path)  # a bare name would be looked for in PATH
 
 
 def first_line(text: str | None) -> str:

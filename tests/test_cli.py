@@ -330,6 +330,9 @@ def test_a_printed_command_can_be_copied(tmp_path, monkeypatch):
     assert invocation() == "jgesr"
     monkeypatch.setattr(sys, "argv", ["/x/jgesr_lightning/__main__.py", "train"])
     assert invocation() == "python -m jgesr_lightning"
+    monkeypatch.chdir(environment)  # where the shell would look for a bare name elsewhere
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert invocation() == f"{environment}/python -m jgesr_lightning"
 
 
 def test_a_current_folder_that_somebody_removed_is_one_line(tmp_path, monkeypatch, capsys):
