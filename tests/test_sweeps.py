@@ -86,7 +86,7 @@ def run_by_agent(sweep, folder, monkeypatch, extra):
     agent._sweep_command = sweep["command"]  # as it reads it from the server
     args = {key: {"value": value} for key, value in extra.items()}
     agent._command_run({"type": "run", "run_id": "r1", "program": "", "args": args})
-    return agent._run_processes["r1"].wait(timeout=200)
+    return agent._run_processes["r1"].wait()
 
 
 def test_an_agent_runs_it_with_its_own_python(sweep, tmp_path, monkeypatch):
