@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable, Mapping
+from numbers import Integral
 from typing import Any
 
 _OTHERS_SAY = {  # what it is called here: what others call it; a hint is given where the former is known
@@ -119,7 +120,7 @@ def number(
 
 def whole(name: str, value: object, *, at_least: int = 0) -> None:
     """Raise ValueError unless `value` is an integer of at least `at_least`."""
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, Integral):  # numpy's, too
         raise ValueError(f"{name} is {value!r}; it must be a whole number")
     if value < at_least:
         raise ValueError(f"{name} is {value!r}; it must be at least {at_least}")

@@ -129,6 +129,7 @@ def test_values_that_will_not_do(check, value, bounds, reason):
 def test_values_that_will_do():
     number("x", 1, at_least=1, at_most=1, above=0)
     whole("x", 0)
+    whole("x", np.int64(3), at_least=3)  # what a loop over np.arange gives
     flag("x", False)
     one_of("x", "a", ["a", "b"])
 

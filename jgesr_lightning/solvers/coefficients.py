@@ -114,7 +114,7 @@ class Coefficients(Columns):
         self._gram = enter(full[..., :-1, :-1].contiguous())
         selectors = torch.eye(rows, dtype=torch.float64, device=first.device).view(-1, K, rows)
         self._targets = [enter(selectors[i]) for i in range(len(pulls))]
-        self._centring = like(torch.eye(K) - 1 / K, self._gram)
+        self._centring = like(torch.eye(K, dtype=torch.float64) - 1 / K, self._gram)
         self.psi = enter(selectors[leading].expand(*full.shape[:2], -1, -1))
         mine = [*range(leading * K, leading * K + K), rows]
         norms = with_shared(full).diagonal(dim1=-2, dim2=-1)[..., : K * len(pulls)].sum((-1, -2))

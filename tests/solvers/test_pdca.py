@@ -61,6 +61,18 @@ def test_agrees_with_the_algorithm_as_printed(form, constants) -> None:
     np.testing.assert_allclose(solution.objective, trace, rtol=1e-9)
 
 
+@pytest.mark.parametrize("form", [in_coefficients, in_columns])
+@pytest.mark.parametrize("clients", [3, 7, 20])
+def test_all_is_double_precision_for_any_number_of_clients(form, clients) -> None:
+    """One part in 20, say, is no number of single precision; one in 8 is."""
+    received, z = federation(clients)
+    expected, W, trace = pdca_as_printed(received, torch.from_numpy(z), problem=PROBLEM, eps=0, max_iter=5)
+    models, solution = run(form(received, z), eps=0, max_iter=5)
+    np.testing.assert_allclose(solution.objective, trace, rtol=1e-12)
+    torch.testing.assert_close(models, expected, rtol=1e-12, atol=1e-13)
+    np.testing.assert_allclose(solution.graphs[0], W.numpy(), rtol=1e-11, atol=1e-13)
+
+
 def test_masked_form_agrees_with_the_algorithm_as_printed() -> None:
     received, z = federation()
     mask = torch.rand(received.shape, generator=torch.Generator().manual_seed(1)) > 0.2
