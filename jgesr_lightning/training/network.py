@@ -134,7 +134,7 @@ def _flatten(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
 
 def _square(value: Any) -> int | None:
     """Return the one number of a setting that is the same in both directions, else None."""
-    pair = value if isinstance(value, tuple) else (value, value)
+    pair = value if isinstance(value, tuple | list) else (value, value)  # pooling keeps lists as they were given
     return pair[0] if len(set(pair)) == 1 else None
 
 

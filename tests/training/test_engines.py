@@ -111,7 +111,7 @@ def test_stacked_equals_sequential(mu, terms, momentum):
     "layers",
     [
         lambda: [nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 144, CLASSES)],
-        lambda: [nn.Conv2d(1, 3, 3, stride=2, bias=False), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(12, CLASSES)],
+        lambda: [nn.Conv2d(1, 3, 3, stride=2, bias=False), nn.MaxPool2d([2, 2]), nn.Flatten(), nn.Linear(12, CLASSES)],
         lambda: [
             nn.Conv2d(1, 3, 5, padding="same"), nn.MaxPool2d(3), nn.Conv2d(3, 2, 2, padding=1), nn.ReLU(),
             nn.Flatten(), nn.Linear(50, CLASSES, bias=False),
