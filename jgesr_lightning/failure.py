@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from jgesr_lightning.callbacks.files import ResultFiles
 from jgesr_lightning.config import Config, ConfigError
 from jgesr_lightning.federation import NonFiniteError
 from jgesr_lightning.runtime import checkpoint
-from jgesr_lightning.runtime.files import remedy, say, write_text
+from jgesr_lightning.runtime.files import no_room, remedy, say, write_text
 from jgesr_lightning.runtime.rendezvous import MeetingError
 from jgesr_lightning.runtime.sharding import PeerLostError
 
@@ -53,7 +54,7 @@ def account(error: BaseException, config: Config, folder: Path, files: ResultFil
         raised = PeerLostError(reason)
     elif isinstance(error, FORESEEN):
         reason, raised = str(error), error
-    elif isinstance(error, OSError):
+    elif isinstance(error, OSError) and (no_room(error) or _is_of(folder, error.filename)):
         what_next = remedy(error) if folder.is_dir() else "the folder is gone"
         reason = f"could not write the results in {folder}: {error}; {what_next}"
         raised = OSError(reason)
@@ -81,6 +82,14 @@ def describe(error: BaseException) -> str:
     if type(error).__name__ == "OutOfMemoryError" or "out of memory" in lines[0]:
         return f"out of memory ({lines[0].split('. ')[0]}); a smaller local.batch_size or more devices may help"
     return f"{type(error).__name__}: {lines[0]}" if lines[0] else type(error).__name__
+
+
+def _is_of(folder: Path, filename: object) -> bool:
+    """Whether a file that an error names is one of the run's: a part of somebody's own reads and writes others."""
+    if not isinstance(filename, str | bytes | os.PathLike):
+        return False
+    path = Path(os.fsdecode(filename))
+    return folder in (path, *path.parents)
 
 
 def _saved(folder: Path) -> str:

@@ -22,6 +22,11 @@ FAULTS = {
     "a bug": (ZeroDivisionError("division by zero"), "ZeroDivisionError: division by zero; "),
     "memory": (torch.OutOfMemoryError("CUDA out of memory. Tried 2 GiB"), "out of memory (CUDA out of memory); "),
     "nothing said": (KeyError(), "KeyError; "),
+    "a file of somebody's own": (
+        FileNotFoundError(errno.ENOENT, "No such file or directory", "prior.npy"),
+        "FileNotFoundError: [Errno 2] No such file or directory: 'prior.npy'; ",
+    ),
+    "a connection of somebody's own": (ConnectionResetError("gone"), "ConnectionResetError: gone; "),
     "a method that leaves": (SystemExit("I leave"), "SystemExit: I leave; "),
 }  # fmt: skip
 
@@ -134,10 +139,11 @@ def test_a_failure_of_a_fresh_run_before_its_first_round(config, monkeypatch):
     ("number", "said"), [(errno.ENOSPC, "make room, then go on"), (errno.EISDIR, "put that right, then go on")]
 )
 def test_what_helps_where_nothing_can_be_written_follows_the_reason(config, capsys, monkeypatch, number, said):
-    fail_in_round(monkeypatch, 2, OSError(number, os.strerror(number), "somewhere"))
+    path = str(config.parent / "runs" / "tiny" / "clients.csv")
+    fail_in_round(monkeypatch, 2, OSError(number, os.strerror(number), path))
     assert cli.main(["train", str(config)]) == 1
     last = capsys.readouterr().err.splitlines()[-1]
-    assert "could not write the results in" in last and f"'somewhere'; {said} with resume=auto" in last
+    assert "could not write the results in" in last and f"{path!r}; {said} with resume=auto" in last
 
 
 def test_an_interruption_is_a_failed_run(config, monkeypatch):

@@ -71,8 +71,12 @@ class _Noted:
 
 def remedy(error: BaseException | None) -> str:
     """Return what would do against an error that nothing could be written for."""
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    return f"{'make room' if full else 'put that right'}, then go on with resume=auto"
+    return f"{'make room' if no_room(error) else 'put that right'}, then go on with resume=auto"
+
+
+def no_room(error: BaseException | None) -> bool:
+    """Whether an error says that a disk is full, or that this user's share of it is."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def write_text(path: Path, text: str) -> None:
