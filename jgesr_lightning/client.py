@@ -71,12 +71,8 @@ class ClientModule(LightningModule):
         self.layout = ParameterLayout.of(net)
         self._trained = [name in self.layout.names for name, _ in net.named_parameters()]
         # counters and the like begin anew at each visit, so that nothing of one client reaches the next
-        persistent = net.state_dict()
-        self._fresh = {
-            name: buffer.clone()
-            for name, buffer in net.named_buffers()
-            if name in persistent and name not in self.layout.names
-        }
+        self._fresh = {name: b.clone() for name, b in net.named_buffers() if name not in self.layout.names}
+        self._loose = self._fresh.keys() - net.state_dict().keys()  # which no state dict loads
         self._resumed: Tensor | None = None
         self.register_buffer("sent", torch.empty(0), persistent=False)
         self.anchor()
@@ -142,6 +138,9 @@ class ClientModule(LightningModule):
         Buffers that do not travel (see `ParameterLayout`) are as in the network that this module was made with.
         """
         self.net.load_state_dict(self.layout.restore(row.detach()) | self._fresh, strict=False)
+        for name in self._loose:
+            owner, _, leaf = name.rpartition(".")
+            setattr(self.net.get_submodule(owner), leaf, self._fresh[name].to(self.sent.device, copy=True))
         if anchor is not None:
             self.sent.copy_(anchor[: self.layout.num_parameters])
 

@@ -11,7 +11,7 @@ from jgesr_lightning.client import ClientModule
 from jgesr_lightning.training.batches import split, visit_orders
 from jgesr_lightning.training.network import check_stacked
 from jgesr_lightning.training.sequential import SequentialEngine
-from tests.training.test_engines import BATCH, CLASSES, EPOCHS, make_data, make_engine, run_rounds
+from tests.training.test_engines import BATCH, CLASSES, EPOCHS, make_data, make_engine, row_of, run_rounds
 
 LR = 0.1
 
@@ -88,6 +88,33 @@ def test_counters_begin_anew_at_each_visit():
     first, _ = run_rounds(make_engine(SequentialEngine, copy.deepcopy(net), data), state_row(engine, net), rounds=1)
     torch.testing.assert_close(engine.client.layout.restore(first)["2.running_mean"][1], expected[2].running_mean)
     assert statistics["2.running_var"].min() >= 0
+
+
+class Centred(nn.Module):
+    """Takes off a running mean that training moves and no state dict holds, beside a mask as long as the last batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(144, CLASSES)
+        self.register_buffer("mean", torch.zeros(144), persistent=False)
+        self.register_buffer("mask", torch.zeros(0), persistent=False)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        self.mask = x.new_ones(len(x), 1)
+        if self.training:
+            self.mean.lerp_(x.mean(0), 0.5)
+        return self.last((x - self.mean) * self.mask)
+
+
+def test_buffers_that_no_state_dict_holds_begin_anew_at_each_visit():
+    net, data = Centred().double(), make_data((16, 24))
+    start, results = row_of(net), []
+    for rows in ([1], [0, 1]):
+        engine = make_engine(SequentialEngine, copy.deepcopy(net), data)
+        results.append(run_rounds(engine, start, rounds=2, rows=rows)[0])
+    assert len(start) == 144 * CLASSES + CLASSES
+    assert torch.equal(results[0][1], results[1][1])
 
 
 def test_evaluation_leaves_no_trace():
