@@ -288,7 +288,7 @@ WRONG = {
     "fewer rounds": (["resume=FIRST", "rounds=2"], "rounds is 2, but"),
     "processes": (["runtime.devices=6"], "6 processes for 5 clients"),
     "machines": (["runtime.num_nodes=2"], "torchrun --nnodes=2"),
-    "an accelerator": (["runtime.accelerator=mps"], "there is none here"),
+    "an accelerator": (["runtime.accelerator=mps"], "runtime.accelerator is 'mps'"),
     "output_dir": (["output_dir=/proc/nowhere"], "/proc/nowhere"),
     "output_dir, a file": (["output_dir=HERE/tiny.yaml"], "tiny.yaml/tiny cannot be made or written (File exists"),
 }

@@ -169,7 +169,7 @@ class EvaluationConfig(Section):
 class RuntimeConfig(Section):
     """Where the run computes; the words are those of Lightning Fabric."""
 
-    accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps"] = "auto"
+    accelerator: Literal["auto", "cpu", "gpu", "cuda"] = "auto"
     """Kind of device."""
     devices: Positive | Literal["auto"] = "auto"
     """Number of devices on each node."""

@@ -35,7 +35,7 @@ class Launch:
     """What Fabric is asked for.
 
     Attributes:
-        accelerator: "cpu", "cuda" or "mps".
+        accelerator: "cpu" or "cuda".
         devices: processes on each node.
         num_nodes: number of nodes.
         launcher: who starts the processes: "ourselves", "torchrun" or "srun".
@@ -129,20 +129,16 @@ def _plan(seat: Seat, kind: str, devices: int | str, num_nodes: int, clients: in
 
 
 def _accelerator(name: str) -> str:
-    has = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if name == "auto":
-        return "cuda" if has["cuda"] else "cpu"
-    kind = "cuda" if name == "gpu" and not has["mps"] else "mps" if name == "gpu" else name
-    if not has[kind]:
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return "cpu"
+    if not torch.cuda.is_available():
         raise LaunchError(f"runtime.accelerator is {name!r}, but there is none here; use runtime.accelerator=cpu")
-    return kind
+    return "cuda"
 
 
 def _available(kind: str) -> int:
     if kind == "cuda":
         return torch.cuda.device_count()
-    if kind == "mps":
-        return 1
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
