@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ from jgesr_lightning.runtime.sharding import PeerLostError, talking
 from jgesr_lightning.runtime.signals import StopRequest
 from jgesr_lightning.runtime.strategy import leave_at_exit
 from jgesr_lightning.seeding import deterministic
+from jgesr_lightning.summary import DamagedSummaryError, read_summary
 from jgesr_lightning.trained import Trained, open_trained
 from jgesr_lightning.training import precision_remark
 from jgesr_lightning.wandb_names import Labels
@@ -137,6 +138,8 @@ def run(config: Config) -> Result:
             return Result("failed", run_folder(config), 0)
         raise ConfigError(error) from error
     folder = run_folder(config)
+    if launch.world_size == 1 and not first_process():
+        return _of_the_first(folder)
     labels = build.wandb_labels(config, folder)  # refused before any work
     meet_early(launch)
     data = build.data_module(config)
@@ -157,6 +160,14 @@ def run(config: Config) -> Result:
             return _run(config, parts, opening)
         early = _outcome(opening, config, folder)  # before the other processes are started
         return early or _run(config, parts, opening)
+
+
+def _of_the_first(folder: Path) -> Result:
+    """Return how a run ended that the first process had alone, before it started this one for a later run."""
+    found: dict[str, Any] = {}
+    with suppress(DamagedSummaryError):
+        found = read_summary(folder)
+    return Result(found.get("status", "failed"), folder, found.get("rounds_done", 0), found.get("reason", ""))
 
 
 def _outcome(opening: Opening, config: Config, folder: Path) -> Result | None:

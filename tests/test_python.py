@@ -70,6 +70,33 @@ def test_it_runs_without_a_script(tmp_path, way):
 
 
 @pytest.mark.processes
+def test_a_script_of_several_runs_keeps_the_processes_of_the_first_that_has_some(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys\n"
+        "from jgesr_lightning import load_config, run\n"
+        "rank = os.environ.get('LOCAL_RANK', '0')\n"
+        "for name, devices in (('alone', 1), ('both', 2), ('again', 'auto'), ('other', 1)):\n"
+        "    settings = f'name={name} runtime.accelerator=cpu runtime.devices={devices}'\n"
+        "    try:\n"
+        f"        result = run(load_config('mnist_quick', '{SETTINGS} output_dir={tmp_path} ' + settings))\n"
+        "        print(rank, name, result.status, result.rounds_done, flush=True)\n"
+        "    except ValueError as error:\n"
+        "        print(rank, name, error, flush=True)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, script], env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path,
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    runs = [f"{rank} {name} finished 2" for rank in (0, 1) for name in ("alone", "both", "again")]
+    refused = "runtime.devices is 1, but an earlier run of this program started 2 processes, which stay: set"
+    said = sorted(line.partition(" runtime.devices=2")[0] for line in done.stdout.splitlines())
+    assert said == sorted([*runs, f"0 other {refused}", "1 other failed 0"])
+    assert not list(tmp_path.glob("*/traceback*"))
+
+
+@pytest.mark.processes
 def test_it_runs_in_a_notebook(tmp_path):
     cell = (
         "from jgesr_lightning import load_config, run\n"

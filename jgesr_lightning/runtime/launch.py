@@ -65,12 +65,13 @@ def started_by_fabric_run() -> bool:
 def plan(accelerator: str, devices: int | str, num_nodes: int, clients: int) -> Launch:
     """Decide on processes, and put variables aside that no launcher stands behind.
 
-    devices "auto" is what the launcher started (torchrun, srun), else every visible GPU, else one process a core; never
-    more processes than clients where the choice is ours.
+    devices "auto" is what the launcher started (torchrun, srun), else what an earlier run of this program started, else
+    every visible GPU, else one process a core; never more processes than clients where the choice is ours.
 
     Raises:
         LaunchError: no such accelerator here, the launcher started another number of processes, its variables are half
-            set, the port where processes should meet is taken, or there are more processes than clients.
+            set, the port where processes should meet is taken, there are more processes than clients, or another number
+            than an earlier run of this program had.
     """
     line = environment.settle()
     if line:
@@ -83,6 +84,12 @@ def plan(accelerator: str, devices: int | str, num_nodes: int, clients: int) -> 
             f"{launch.world_size} processes for {clients} clients: each process trains at least one; "
             f"use runtime.devices={max(1, clients // launch.num_nodes)}"
             + ("" if launch.launcher == OURSELVES else f" and start as many with {launch.launcher}")
+        )
+    if dist.is_initialized() and launch.world_size != (count := dist.get_world_size()):
+        raise LaunchError(
+            f"runtime.devices is {launch.devices}, but an earlier run of this program started {count} processes, which "
+            + (f"stay: set runtime.devices={count}, or " if count <= clients else "stay: ")
+            + "start this run from a program of its own"
         )
     if launch.world_size > 1 and launch.launcher == OURSELVES and seat.started_by is None:
         if _interactive():
@@ -121,7 +128,8 @@ def _plan(seat: Seat, kind: str, devices: int | str, num_nodes: int, clients: in
         )
     available = _available(kind)
     if devices == "auto":
-        return Launch(kind, 1 if _interactive() else max(1, min(available, clients)), 1)
+        count = dist.get_world_size() if dist.is_initialized() else available
+        return Launch(kind, 1 if _interactive() else max(1, min(count, clients)), 1)
     count = int(devices)
     if kind != "cpu" and count > available:
         raise LaunchError(f"runtime.devices is {count}, but {available} {kind} devices are visible")

@@ -192,6 +192,18 @@ def test_a_notebook_starts_no_other_processes(environment, monkeypatch):
         plan("cpu", 2, 1, 20)
 
 
+def test_a_later_run_of_a_program_has_the_processes_of_an_earlier_one(environment, monkeypatch):
+    environment({})
+    monkeypatch.setattr(launch.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(launch.dist, "get_world_size", lambda: 3)
+    assert plan("cpu", "auto", 1, 20).devices == plan("cpu", 3, 1, 20).devices == 3
+    for devices in (1, 2):
+        with pytest.raises(LaunchError, match=f"is {devices}, but an earlier .* 3 processes.*runtime.devices=3, or"):
+            plan("cpu", devices, 1, 20)
+    with pytest.raises(LaunchError, match="3 processes, which stay: start this run from a program of its own"):
+        plan("cpu", "auto", 1, 2)
+
+
 def test_what_is_put_aside_is_said_once(environment, capsys):
     environment({"LOCAL_RANK": "0", "MASTER_ADDR": "10.255.255.1"})
     for _ in range(2):
