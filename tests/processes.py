@@ -75,7 +75,9 @@ class Started:
 
     @property
     def output(self):
-        return self.log.read_text() if self.log.exists() else ""
+        """What it printed, without the line by which older versions of PyTorch's gloo say that they are connected."""
+        lines = self.log.read_text().splitlines(keepends=True) if self.log.exists() else []
+        return "".join(line for line in lines if not line.startswith("[Gloo] Rank "))
 
     def wait(self, seconds=SECONDS):
         self.process.join(seconds)
