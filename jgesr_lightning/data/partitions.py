@@ -162,8 +162,9 @@ def make_partition(
     for k, part in enumerate(parts):
         if len(part) < least:
             name = f" ({client_names[k]})" if partition == "natural" else ""
+            lower = "lower it, or " if least > 2 else ""  # one to train on and one to test is the least
             raise ValueError(
-                f"{where}: client {k}{name} has {len(part)} samples and data.min_samples is {least}; lower it, or use "
+                f"{where}: client {k}{name} has {len(part)} samples and data.min_samples is {least}; {lower}use "
                 "more data or fewer clients"
             )
     return parts

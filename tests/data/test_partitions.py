@@ -163,7 +163,7 @@ def test_a_function_of_ones_own_gets_what_it_names():
         ([[0], ["a"]], "what it gives client 1 is no list of whole numbers"),
         ([[0], [[1], [2, 3]]], "what it gives client 1 is no list of whole numbers"),
         ([[True, False], [2]], "what it gives client 0 is no list of whole numbers"),
-        ([[0, 1], []], "client 1 has 0 samples and data.min_samples is 2"),
+        ([[0, 1], []], "client 1 has 0 samples and data.min_samples is 2; use more data"),
     ],
 )
 @pytest.mark.parametrize("from_file", [True, False])
