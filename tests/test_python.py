@@ -80,9 +80,11 @@ def test_a_script_of_several_runs_keeps_the_processes_of_the_first_that_has_some
         "    settings = f'name={name} runtime.accelerator=cpu runtime.devices={devices}'\n"
         "    try:\n"
         f"        result = run(load_config('mnist_quick', '{SETTINGS} output_dir={tmp_path} ' + settings))\n"
-        "        print(rank, name, result.status, result.rounds_done, flush=True)\n"
+        "        said = f'{result.status} {result.rounds_done}'\n"
         "    except ValueError as error:\n"
-        "        print(rank, name, error, flush=True)\n"
+        "        said = error\n"
+        "    sys.stdout.write(f'{rank} {name} {said}\\n')\n"  # at once, as both write to one pipe
+        "    sys.stdout.flush()\n"
     )
     done = subprocess.run(
         [sys.executable, script], env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path,
