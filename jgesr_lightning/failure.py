@@ -88,8 +88,7 @@ def _is_of(folder: Path, filename: object) -> bool:
     """Whether a file that an error names is one of the run's: a part of somebody's own reads and writes others."""
     if not isinstance(filename, str | bytes | os.PathLike):
         return False
-    path = Path(os.fsdecode(filename))
-    return folder in (path, *path.parents)
+    return Path(os.fsdecode(filename)).is_relative_to(folder)
 
 
 def _saved(folder: Path) -> str:

@@ -8,12 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from jgesr_lightning.aggregators import aggregator_settings
-from jgesr_lightning.names import is_builtin, label
+from jgesr_lightning.names import FIXED_DATA, is_builtin, label
 
 CELL = ("data.name", "channel.noise", "channel.missing_rate")
 """The settings that make up a column of a table."""
-
-_OF_ONES_OWN = ("folder", "tensors", "clients")  # data sets that are nothing but what `data.root` names
 
 SEEDS = ("seed", "seeds")
 """Settings that only choose among equally valid runs."""
@@ -49,9 +47,7 @@ def rounded(value: Any) -> Any:
 
 def condition(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the dotted settings that decide a run's outcome, rounded, without its seeds."""
-    data = (config.get("data") or {}).get("name")
-    # a function from outside is given the root, too
-    own = {"data.root"} if data in _OF_ONES_OWN or not is_builtin("data", data) else set()
+    own = set() if (config.get("data") or {}).get("name") in FIXED_DATA else {"data.root"}
     return {
         key: rounded(value)
         for key, value in flatten(config).items()

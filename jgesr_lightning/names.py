@@ -72,6 +72,9 @@ BUILTIN: dict[str, dict[str, Any]] = {
 }
 """Kind -> name -> where the part stands, or the part itself."""
 
+FIXED_DATA = ("mnist", "cifar10", "synthetic")
+"""Data sets that are the same wherever they lie; any other is what its root holds, or what a function makes of it."""
+
 PREFIXES: dict[str, tuple[str, ...]] = {"models": ("torchvision:",)}
 """Kind -> starts of names that the kind's own package explains."""
 

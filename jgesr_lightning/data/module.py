@@ -20,8 +20,8 @@ from jgesr_lightning.data.partitions import make_partition
 from jgesr_lightning.data.planted import Transform, group_of, transforms
 from jgesr_lightning.data.registry import Partition
 from jgesr_lightning.data.sources import load_dataset
+from jgesr_lightning.names import FIXED_DATA
 
-PUBLISHED = ("mnist", "cifar10", "synthetic")  # normalised by their training part, of whatever clients hold of it
 HASHED = 64  # samples of each part whose inputs tell data apart
 
 
@@ -152,8 +152,8 @@ class FederatedDataModule(LightningDataModule):
         else:
             splits = [split_train_test(part, labels, self.test_share, self.seed, k) for k, part in enumerate(parts)]
             self._train, self._test = [train for train, _ in splits], [test for _, test in splits]
-        whole = self._tests_given or self.dataset_name in PUBLISHED
-        if not whole:  # what clients are tested on must not take part in the statistics
+        whole = self._tests_given or self.dataset_name in FIXED_DATA
+        if not whole:  # in data of one's own, what clients are tested on must not take part in the statistics
             raw = raw.measured_on(torch.from_numpy(np.sort(np.concatenate(self._train))))
         self.classes, self.num_classes = raw.classes, len(raw.classes)
         self._describe_inputs(raw, "the training part of the set" if whole else "the clients' training samples")
