@@ -162,7 +162,7 @@ class Problem:
         much for a fixed step.
         """
         if self.together is not None:
-            return self.learnt_graph(D, 0 * D, careful=True).W
+            return self.learnt_graph(D, careful=True).W
         return set_diagonal(positive_part(cosines), 0.0)
 
     def balance(self, D: Array, W: Array) -> tuple[Array, Array]:
@@ -174,11 +174,11 @@ class Problem:
         whole = rho + self.ridge
         return prox((rho * W - self.costs(D)) / whole, self.beta, 0.0, whole, dual, careful=careful)
 
-    def learnt_graph(self, D: Array, start: Array, *, careful: bool = False) -> Prox:
-        """Return the minimiser of J over the graph, for given models; sought from `start`."""
+    def learnt_graph(self, D: Array, *, careful: bool = False) -> Prox:
+        """Return the minimiser of J over the graph, for given models."""
         if self.ridge:
-            return self.prox_graph(start, D, 0.0, None, careful=careful)
-        return learn(self.costs(D), self.beta, start, careful=careful)
+            return self.prox_graph(0 * D, D, 0.0, None, careful=careful)
+        return learn(self.costs(D), self.beta)
 
     def value(self, squares: Sequence[Array], D: Array, W: Array) -> Array:
         """Return J of each problem, (B,), from ``||M_i * (Psi - T_i)||_{Z_i}^2``, (B,) each, and (B, G, K, K)."""

@@ -27,7 +27,7 @@ class Alternating(Solver):
     def step(self, models: Models, state: State, *, careful: bool = False) -> State:
         """Return the next iterates; see `Solver`."""
         problem = models.problem
-        graph = problem.learnt_graph(state.D, state.W, careful=careful)
+        graph = problem.learnt_graph(state.D, careful=careful)
         psi = models.filter(problem.operator(graph.W))
 
         first = problem.value(models.squares, state.D, graph.W)

@@ -228,7 +228,7 @@ def test_pairs_that_belong_together_count_at_the_mean_of_their_distances() -> No
 def test_the_learnt_graph_and_the_prox_pay_the_surcharge() -> None:
     D, problem = surcharged()
     D, problem = D.numpy()[None], problem.but(unit=1.0)
-    W = problem.learnt_graph(D, 0 * D, careful=True).W
+    W = problem.learnt_graph(D, careful=True).W
     left, free = (
         each.stationarity(np.zeros(1), np.zeros(1), D, W).graph for each in (problem, problem.but(surcharge=0.0))
     )

@@ -90,7 +90,7 @@ def test_groups_are_kept_apart_as_on_the_host(name, settings, missing):
     with as_on_an_accelerator():
         found = out()
     for ours, theirs in ((found.models, expected.models), (found.graph, expected.graph)):
-        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-7)
     across = GROUPS[:, None] != GROUPS
     assert 0 < float(found.graph[across].sum()) < 1e-4 * float(found.graph.sum())
 
@@ -163,9 +163,7 @@ def test_a_problem_whose_every_step_needs_care_stops_where_it_is_stationary():
 
 @pytest.mark.parametrize("missing", [False, True])
 @pytest.mark.parametrize("grouped", [False, True])
-@pytest.mark.parametrize(
-    "solver", [PDCA(), PDCA(backtracking=True, accelerated=True), PDCA(stop="stationarity"), Alternating()]
-)
+@pytest.mark.parametrize("solver", [PDCA(), PDCA(backtracking=True, accelerated=True), PDCA(stop="stationarity")])
 def test_nothing_is_looked_at_and_no_devices_meet_in_a_step(solver, grouped, missing):
     with FakeTensorMode(allow_non_fake_inputs=True):
         received = torch.randn(CLIENTS, 5000, device="cuda")
