@@ -1,13 +1,16 @@
-r"""The minimiser of the log-degree model for given costs, however far apart they lie.
+r"""The minimiser of the log-degree model, with or without a quadratic term, however far apart the costs lie.
 
-.. math:: \min_{w \ge 0}\ \langle w, c \rangle - \sum_k \log \deg_k(w)
+.. math:: \min_{w \ge 0}\ \langle w, c \rangle + \tfrac\kappa2 \|w\|^2 - \sum_k \log \deg_k(w)
 
-It is not unique where costs are tied. Proximal-point rounds find one that rounding of the costs does not choose: each
-adds :math:`\frac\epsilon2 \sum_e c_e^2 (w_e - p_e)^2`, p the result of the last round, which in units of each edge is
-the same small pull, and is gone where w stands still. With the dual variables :math:`\lambda` of the degrees, one a
-node, the solution of a round is where
+With :math:`\kappa = 0` this is graph learning, and not unique where costs are tied; with :math:`\kappa > 0` it is
+the prox at :math:`-c / \kappa`, with :math:`\kappa` next to nothing beside costs that lie far above others.
+Proximal-point rounds make either tame, and find a minimiser that rounding of the costs does not choose: each round adds
+:math:`\frac\epsilon2 \sum_e \max(0, c_e)^2 (w_e - p_e)^2`, p the result of the last one, which in units of each edge is
+the same small pull, and is gone where w stands still. With :math:`\lambda` the dual variables of the degrees, one a
+node, and :math:`\kappa_e = \kappa + \epsilon \max(0, c_e)^2`, the solution of a round is where
 
-.. math:: \lambda = 1 / \deg(w), \qquad s = c + \epsilon c^2 (w - p) - B \lambda \ge 0, \qquad w_e s_e = 0,
+.. math:: \lambda = 1 / \deg(w), \qquad w_e s_e = 0,
+          \qquad s = c + \kappa w + \epsilon \max(0, c)^2 (w - p) - B \lambda \ge 0,
 
 :math:`(B \lambda)_{mn} = \lambda_m + \lambda_n`, :math:`B^\top w = \deg(w)`. An interior-point method goes there:
 Newton steps towards products :math:`w_e s_e` that are all alike and shrink, predictor and corrector as in Mehrotra, "On
@@ -16,10 +19,10 @@ is a system in K unknowns,
 
 .. math:: \Bigl(\mathrm{diag}(\lambda \deg) + \Lambda B^\top \mathrm{diag}(q) B \Lambda\Bigr)
           \frac{\Delta\lambda}{\lambda} = 1 - \lambda \deg(w + a), \qquad \Delta w = a + q B \Delta\lambda,
-          \qquad q = \frac{w}{s + \epsilon c^2 w}, \quad a = \frac{t - w s}{s + \epsilon c^2 w},
+          \qquad q = \frac{w}{s + \kappa_e w}, \quad a = \frac{t - w s}{s + \kappa_e w},
 
 whose entries the pull bounds by :math:`1/\epsilon`. Unknowns are never formed anew from their conditions, so that what
-becomes small keeps its digits.
+becomes small keeps its digits. In numpy, on the host.
 """
 
 from __future__ import annotations
@@ -40,14 +43,22 @@ _PRODUCTS, _DEGREES = 1e-22, 1e-13  # <w, s>, beside <w, c> = K, and 1 - lam deg
 _STAY = 0.99  # at most that part of the way to where a variable were zero
 
 
-def minimise(cost: Numbers) -> tuple[Numbers, int]:
-    """Return (W, Newton steps) for one matrix of costs, (K, K) symmetric and positive off its diagonal."""
+def minimise_each(costs: Numbers, ridge: float = 0.0) -> tuple[Numbers, int]:
+    """Return (W, Newton steps of all) for costs (..., K, K) symmetric, whose diagonals are not read."""
+    found = [minimise(cost, ridge) for cost in costs.reshape(-1, *costs.shape[-2:])]
+    return np.stack([W for W, _ in found]).reshape(costs.shape), sum(steps for _, steps in found)
+
+
+def minimise(cost: Numbers, ridge: float = 0.0) -> tuple[Numbers, int]:
+    """Return (W, Newton steps) for one matrix of costs, (K, K) symmetric; without a ridge all have to be positive."""
     edges = _Edges(len(cost))
     c = cost[edges.m, edges.n]
+    unit = max(float(np.median(c)), ridge**0.5)  # of an edge's cost, so that its weight is about one
+    c, ridge = c / unit, ridge / unit**2
     w, steps, pull, before = np.zeros_like(c), 0, _PULL, np.inf
     for _ in range(_ROUNDS):
-        new, taken = _round(edges, c, pull, w)
-        moved = float((c * abs(new - w)).max())
+        new, taken = _round(edges, c, ridge, pull, w)
+        moved = float((np.maximum(c, 0) * abs(new - w)).max())
         w, steps = new, steps + taken
         if not pull * moved > _LEFT:
             break
@@ -55,7 +66,7 @@ def minimise(cost: Numbers) -> tuple[Numbers, int]:
             pull = max(_WEAKER * pull, _WEAKEST)
         before = moved
     W = np.zeros_like(cost)
-    W[edges.m, edges.n] = W[edges.n, edges.m] = w
+    W[edges.m, edges.n] = W[edges.n, edges.m] = w / unit
     return W, steps
 
 
@@ -84,15 +95,18 @@ class _Edges:
         return scale[:, None] * product * scale
 
 
-def _round(edges: _Edges, c: Numbers, pull: float, towards: Numbers) -> tuple[Numbers, int]:
-    """Return (w, Newton steps) of a round; see above, where `pull` is epsilon and `towards` p."""
-    cheapest, curvature, size = np.full(edges.nodes, np.inf), pull * c * c, edges.nodes
+def _round(edges: _Edges, c: Numbers, ridge: float, pull: float, towards: Numbers) -> tuple[Numbers, int]:
+    """Return (w, Newton steps) of a round; see above, where `ridge` is kappa, `pull` epsilon and `towards` p."""
+    cheapest, pulls, size = np.full(edges.nodes, np.inf), pull * np.maximum(c, 0) ** 2, edges.nodes
     np.minimum.at(cheapest, edges.m, c)
     np.minimum.at(cheapest, edges.n, c)
-    lam = 0.45 * cheapest
-    s = c - edges.ends(lam)
-    w = 0.5 / (size - 1) / s
-    s = s + curvature * (w - towards)
+    lam = 0.45 * np.maximum(cheapest, (ridge / size) ** 0.5)
+    used = edges.ends(lam)
+    short = np.maximum(1.1 * used - c, 0)  # where costs are too low, or negative, for slack: the ridge makes up for it
+    w = 0.5 / (size - 1) / (c + short - used)
+    if ridge:
+        w = np.maximum(w, short / ridge)
+    s = c + ridge * w - used + pulls * (w - towards)
     unmet = np.inf
     for step in range(_STEPS):  # noqa: B007
         total, shares, last = float(w @ s), lam * edges.degrees(w), unmet
@@ -100,14 +114,14 @@ def _round(edges: _Edges, c: Numbers, pull: float, towards: Numbers) -> tuple[Nu
         # Or rounding keeps the degrees from coming nearer; a sum that is not finite ends it, too.
         if not total > _PRODUCTS * size and not _DEGREES < unmet < 0.3 * last:
             break
-        towards_products = _newton(edges, w, s, lam, shares, curvature)
+        towards_products = _newton(edges, w, s, lam, shares, ridge + pulls)
         d_w, d_s, d_lam = towards_products(0.0)
         length = min(1.0, _to_zero((w, d_w), (s, d_s), (lam, d_lam)))
         centring = ((w + length * d_w) @ (s + length * d_s) / total) ** 3
         d_w, d_s, d_lam = towards_products(centring * total / len(s) - d_w * d_s)
         length = min(1.0, max(_STAY, 1 - total) * _to_zero((w, d_w), (s, d_s), (lam, d_lam)))
         w, s, lam = w + length * d_w, s + length * d_s, lam + length * d_lam
-    return np.where(w * edges.ends(lam) > s / c, w, 0), step
+    return np.where(w * edges.ends(lam) > s / (s + edges.ends(lam)), w, 0), step
 
 
 def _newton(

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from jgesr_lightning.graph.arrays import Array, enter, host, leave, like, of, set_diagonal
-from jgesr_lightning.graph.interior_point import minimise
+from jgesr_lightning.graph.interior_point import minimise_each
 from jgesr_lightning.graph.laplacian import pairs, symmetric_part
 from jgesr_lightning.graph.prox import QUIET, Prox, prox
 
@@ -130,10 +130,6 @@ def learn(cost: Array, beta: float) -> Prox:
         cost: c, (..., K, K) symmetric, positive off the diagonal.
         beta: weight of the log barrier.
     """
-    given = host(cost)
-    # In units where the typical edge costs one and beta is one.
-    units = np.array([np.median(one[np.triu_indices(len(one), 1)]) for one in given.reshape(-1, *given.shape[-2:])])
-    unit = units.reshape(*given.shape[:-2], 1, 1)
-    solved = [minimise(one) for one in (given / unit).reshape(-1, *given.shape[-2:])]
-    W = like(np.stack([one for one, _ in solved]).reshape(given.shape) * (beta / unit), cost)
-    return Prox(W, beta / W.sum(-1), True, sum(steps for _, steps in solved))
+    W, steps = minimise_each(host(cost) / beta)
+    W = like(W, cost)
+    return Prox(W, beta / W.sum(-1), True, steps)

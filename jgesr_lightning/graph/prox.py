@@ -16,7 +16,7 @@ solution a few more systems with the same H replace Newton's next steps. The dua
 given are :math:`\lambda = \sqrt{\beta\rho}\, y = \beta / \deg(w)`.
 
 Problems that this does not solve, or whose y are so large that v = t + y + y loses its digits, are left to
-`graph.prox_extremes`. Where the numbers lie on an accelerator a fixed number of steps is taken, and what they did not
+`graph.interior_point`. Where the numbers lie on an accelerator a fixed number of steps is taken, and what they did not
 solve is reported, not looked at.
 """
 
@@ -31,8 +31,8 @@ import numpy as np
 from torch import Tensor
 
 from jgesr_lightning.graph.arrays import Array, blind, enter, host, leave, like, of, positive_part, set_diagonal, solver
+from jgesr_lightning.graph.interior_point import minimise_each
 from jgesr_lightning.graph.laplacian import symmetric_part
-from jgesr_lightning.graph.prox_extremes import solve_with_care
 
 QUIET = functools.partial(np.errstate, all="ignore")
 _BLIND_STEPS, _STEPS = 7, 14  # from a neighbour's solution one or two are enough nearly always
@@ -98,8 +98,8 @@ def prox(
     start = first_guess(t) if dual is None else dual[..., None] / root
     v, y, solved, steps = _newton(t, start)
     if solved is False:
-        v, y, more = solve_with_care(t, first_guess)
-        solved, steps = True, steps + more
+        v, more = minimise_each(-t, 1.0)
+        y, solved, steps = 1 / v.sum(-1, keepdims=True), True, steps + more
     found = Prox(v * (beta / root), (y * root)[..., 0], solved, steps)
     return looked_after(found, prox, theta, beta, gamma, rho, dual) if careful else found
 

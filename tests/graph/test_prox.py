@@ -198,6 +198,21 @@ def test_permuting_the_nodes_permutes_the_result(seed: int, nodes: int) -> None:
     torch.testing.assert_close(permuted, W[order][:, order], rtol=1e-11, atol=1e-12)
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    nodes=st.integers(2, 12), decades=st.floats(0, 30), alike=st.booleans(), seed=st.integers(0, 2**31),
+    gamma=st.sampled_from([0.0, 1.0]), rho=st.floats(-3, 3),
+)  # fmt: skip
+def test_clients_that_came_apart(nodes: int, decades: float, alike: bool, seed: int, gamma: float, rho: float) -> None:
+    random = np.random.default_rng(seed)
+    far = random.random((nodes, 1)) < 0.3 if alike else random.random((nodes, 1))
+    x = random.standard_normal((nodes, 4)) * 10 ** (decades / 2 * far)
+    theta = torch.from_numpy(random.random() - 0.05 / 10**rho * ((x[:, None] - x) ** 2).sum(-1))
+    W = prox_log_degree(theta, 1.0, gamma, 10**rho)
+    assert violation(W, theta, 1.0, gamma, 10**rho) < 1e-7
+    assert float(W.sum(-1).min()) > 0
+
+
 @pytest.mark.parametrize("nodes", [70, 120])
 def test_larger_graphs(nodes: int) -> None:
     theta = theta_of("random", nodes)
