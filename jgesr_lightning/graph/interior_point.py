@@ -38,6 +38,7 @@ Numbers = npt.NDArray[np.float64]
 
 _ROUNDS, _STEPS = 40, 100  # of either five to fifteen, and six to thirty, are usual
 _PULL, _WEAKER, _WEAKEST = 1e-3, 0.1, 1e-12  # epsilon; its factor where a round moved w over half as far as the last
+_PULL_BESIDE_RIDGE = 1e-10
 _LEFT = 1e-12  # of the pull, beside the cost
 _PRODUCTS, _DEGREES = 1e-22, 1e-13  # <w, s>, beside <w, c> = K, and 1 - lam deg at the end of a round
 _STAY = 0.99  # at most that part of the way to where a variable were zero
@@ -55,7 +56,8 @@ def minimise(cost: Numbers, ridge: float = 0.0) -> tuple[Numbers, int]:
     c = cost[edges.m, edges.n]
     unit = max(float(np.median(c)), ridge**0.5)  # of an edge's cost, so that its weight is about one
     c, ridge = c / unit, ridge / unit**2
-    w, steps, pull, before = np.zeros_like(c), 0, _PULL, np.inf
+    # A ridge tells minimisers apart by itself.
+    w, steps, pull, before = np.zeros_like(c), 0, _PULL_BESIDE_RIDGE if ridge else _PULL, np.inf
     for _ in range(_ROUNDS):
         new, taken = _round(edges, c, ridge, pull, w)
         moved = float((np.maximum(c, 0) * abs(new - w)).max())
