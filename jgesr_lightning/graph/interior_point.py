@@ -55,7 +55,7 @@ def minimise(cost: Numbers, ridge: float = 0.0) -> tuple[Numbers, int]:
     edges = _Edges(len(cost))
     c = cost[edges.m, edges.n]
     unit = max(float(np.median(c)), ridge**0.5)  # of an edge's cost, so that its weight is about one
-    c, ridge = c / unit, ridge / unit**2
+    c, ridge = c / unit, ridge / unit / unit
     # A ridge tells minimisers apart by itself.
     w, steps, pull, before = np.zeros_like(c), 0, _PULL_BESIDE_RIDGE if ridge else _PULL, np.inf
     for _ in range(_ROUNDS):
