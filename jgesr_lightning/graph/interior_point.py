@@ -36,9 +36,10 @@ from jgesr_lightning.graph.arrays import solver
 
 Numbers = npt.NDArray[np.float64]
 
-_ROUNDS, _STEPS = 40, 100  # of either five to fifteen, and six to thirty, are usual
-_PULL, _WEAKER, _WEAKEST = 1e-3, 0.1, 1e-12  # epsilon; its factor where a round moved w over half as far as the last
-_PULL_BESIDE_RIDGE = 1e-10
+_ROUNDS, _STEPS = 40, 100  # three to fifteen rounds are usual, of six to thirty steps each
+_PULL, _WEAKER, _WEAKEST = 1e-4, 0.03, 1e-10  # epsilon; its factor where a round moved w over half as far as the last
+_PULL_BESIDE_RIDGE = 1e-6  # there to keep the system tame: ties are settled by the ridge
+_MOST = 1e140  # times the typical cost: what is dearer counts as this, whose square is a number
 _LEFT = 1e-12  # of the pull, beside the cost
 _PRODUCTS, _DEGREES = 1e-22, 1e-13  # <w, s>, beside <w, c> = K, and 1 - lam deg at the end of a round
 _STAY = 0.99  # at most that part of the way to where a variable were zero
@@ -55,8 +56,7 @@ def minimise(cost: Numbers, ridge: float = 0.0) -> tuple[Numbers, int]:
     edges = _Edges(len(cost))
     c = cost[edges.m, edges.n]
     unit = max(float(np.median(c)), ridge**0.5)  # of an edge's cost, so that its weight is about one
-    c, ridge = c / unit, ridge / unit / unit
-    # A ridge tells minimisers apart by itself.
+    c, ridge = np.minimum(c / unit, _MOST), ridge / unit / unit
     w, steps, pull, before = np.zeros_like(c), 0, _PULL_BESIDE_RIDGE if ridge else _PULL, np.inf
     for _ in range(_ROUNDS):
         new, taken = _round(edges, c, ridge, pull, w)
@@ -108,12 +108,13 @@ def _round(edges: _Edges, c: Numbers, ridge: float, pull: float, towards: Number
     w = 0.5 / (size - 1) / (c + short - used)
     if ridge:
         w = np.maximum(w, short / ridge)
-    s = c + ridge * w - used + pulls * (w - towards)
+    # Of an edge that a ridge holds back, not its cost, this is the difference of large numbers.
+    s = np.maximum(c + ridge * w - used + pulls * (w - towards), np.where(short > 0, 0.1 * used, 0))
     unmet = np.inf
     for step in range(_STEPS):  # noqa: B007
         total, shares, last = float(w @ s), lam * edges.degrees(w), unmet
         unmet = float(abs(1 - shares).max())
-        # Or rounding keeps the degrees from coming nearer; a sum that is not finite ends it, too.
+        # The end: products are nothing, and degrees right or kept by rounding from coming nearer; or nothing is finite.
         if not total > _PRODUCTS * size and not _DEGREES < unmet < 0.3 * last:
             break
         towards_products = _newton(edges, w, s, lam, shares, ridge + pulls)
@@ -121,9 +122,11 @@ def _round(edges: _Edges, c: Numbers, ridge: float, pull: float, towards: Number
         length = min(1.0, _to_zero((w, d_w), (s, d_s), (lam, d_lam)))
         centring = ((w + length * d_w) @ (s + length * d_s) / total) ** 3
         d_w, d_s, d_lam = towards_products(centring * total / len(s) - d_w * d_s)
-        length = min(1.0, max(_STAY, 1 - total) * _to_zero((w, d_w), (s, d_s), (lam, d_lam)))
+        length = min(1.0, max(_STAY, 1 - total**0.5) * _to_zero((w, d_w), (s, d_s), (lam, d_lam)))
         w, s, lam = w + length * d_w, s + length * d_s, lam + length * d_lam
-    return np.where(w * edges.ends(lam) > s / (s + edges.ends(lam)), w, 0), step
+    # Of each product one factor is nothing: which one is seen beside the terms that it is the difference of.
+    terms = edges.ends(lam) + np.maximum(-c, 0)
+    return np.where(w * terms <= s / (s + terms), 0, w), step + 1
 
 
 def _newton(

@@ -123,7 +123,7 @@ def neighbour_scale(D: Array, neighbours: int) -> Array:
 def learn(cost: Array, beta: float) -> Prox:
     r"""Return the minimisers of :math:`\langle w, c \rangle - \beta \sum \log \deg` for a batch.
 
-    On the host, wherever the costs lie: a dozen steps there take less time than their launches on an accelerator would.
+    On the host, wherever the costs lie: some fifty steps take less time there than to launch them on an accelerator.
     What is not finite has no solution, and is not a number there.
 
     Args:

@@ -209,8 +209,28 @@ def test_clients_that_came_apart(nodes: int, decades: float, alike: bool, seed: 
     x = random.standard_normal((nodes, 4)) * 10 ** (decades / 2 * far)
     theta = torch.from_numpy(random.random() - 0.05 / 10**rho * ((x[:, None] - x) ** 2).sum(-1))
     W = prox_log_degree(theta, 1.0, gamma, 10**rho)
-    assert violation(W, theta, 1.0, gamma, 10**rho) < 1e-7
+    assert violation(W, theta, 1.0, gamma, 10**rho) < 1e-9
     assert float(W.sum(-1).min()) > 0
+
+
+@pytest.mark.parametrize("dear", [1e3, 1e8])
+@pytest.mark.parametrize("wanted", [1.0, 1e6, 1e15, 1e20])
+def test_edges_that_are_wanted_beside_dear_ones(wanted: float, dear: float) -> None:
+    theta = torch.tensor([[0, wanted, -dear], [wanted, 0, -dear], [-dear, -dear, 0]], dtype=torch.float64)
+    W = prox_log_degree(theta, 1.0, 0.0, 1.0)
+    assert W[0, 1].item() == pytest.approx(wanted, rel=1.0 if wanted == 1 else 1e-6)
+    assert W[0, 2].item() == pytest.approx(0.5 / dear, rel=1e-2)  # of the third node: lam = dear, but for its own w
+    assert violation(W, theta, 1.0, 0.0, 1.0) < 1e-9
+
+
+@pytest.mark.parametrize("level", [-1.0, -1e2, -1e4, -1e8, -1e20])
+def test_rounding_does_not_choose_among_equal_edges(level: float) -> None:
+    random = np.random.default_rng(0)
+    error = np.triu(1e-16 * random.integers(-4, 5, (8, 8)), 1)
+    found = [
+        prox_log_degree(torch.from_numpy(level * e), 1.0, 0.0, 1.0) for e in (np.ones((8, 8)), 1 + error + error.T)
+    ]
+    torch.testing.assert_close(found[1], found[0], rtol=1e-8, atol=0)
 
 
 @pytest.mark.parametrize("nodes", [70, 120])

@@ -90,7 +90,7 @@ def test_groups_are_kept_apart_as_on_the_host(name, settings, missing):
     with as_on_an_accelerator():
         found = out()
     for ours, theirs in ((found.models, expected.models), (found.graph, expected.graph)):
-        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-7)
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
     across = GROUPS[:, None] != GROUPS
     assert 0 < float(found.graph[across].sum()) < 1e-4 * float(found.graph.sum())
 
