@@ -24,8 +24,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -101,15 +100,10 @@ def prox(
         v, more = minimise_each(-t, 1.0)
         y, solved, steps = 1 / v.sum(-1, keepdims=True), True, steps + more
     found = Prox(v * (beta / root), (y * root)[..., 0], solved, steps)
-    return looked_after(found, prox, theta, beta, gamma, rho, dual) if careful else found
-
-
-def looked_after(found: Prox, solve: Callable[..., Prox], *given: Any) -> Prox:
-    """Return what was found on an accelerator, or if some of it is not solved what `solve` finds on the host."""
-    if isinstance(found.solved, bool) or bool(found.solved.all()):
-        return found
-    there = solve(*map(host, given))
-    return Prox(like(there.W, found.W), like(there.dual, found.W), found.solved | True, there.steps)
+    if careful and not isinstance(solved, bool) and not bool(solved.all()):
+        there = prox(*map(host, (theta, beta, gamma, rho, dual)))
+        found = Prox(like(there.W, v), like(there.dual, v), solved | True, there.steps)
+    return found
 
 
 def _newton(t: Array, y: Array) -> tuple[Array, Array, Array | bool, int]:
