@@ -288,21 +288,30 @@ def choose(cells: Sequence[Cell], only: Sequence[str] = (), part: tuple[int, int
 
     Args:
         cells: all cells.
-        only: patterns with ``*`` and ``?``, or plain pieces of names; none: all cells.
+        only: patterns with ``*`` and ``?``, or plain pieces of names (``seed1`` takes ``seed10`` only if alone);
+            none: all cells.
         part: (i, n), i from 1.
 
     Raises:
         ConfigError: a pattern that matches nothing.
     """
-    patterns = [pattern if set(pattern) & set("*?[") else f"*{pattern}*" for pattern in only]
-    for given, pattern in zip(only, patterns, strict=True):
+    chosen: set[str] = set()
+    for given in only:
         if not given:
             raise ConfigError("--only is empty; leave it out to choose all cells")
-        if not any(fnmatch.fnmatchcase(cell.name, pattern) for cell in cells):
+        found = _matching([cell.name for cell in cells], given)
+        if not found:
             words = {word for cell in cells for word in cell.name.split("_")}
             raise ConfigError(f"--only {given} matches no cell{nearest(given, words)}; --list shows them")
-    matching = [c for c in cells if not patterns or any(fnmatch.fnmatchcase(c.name, p) for p in patterns)]
-    return matching[part[0] - 1 :: part[1]]
+        chosen.update(found)
+    return [cell for cell in cells if not only or cell.name in chosen][part[0] - 1 :: part[1]]
+
+
+def _matching(cells: Sequence[str], given: str) -> list[str]:
+    """Return the names that a pattern fits; a plain piece is looked for between underscores first, then anywhere."""
+    if set(given) & set("*?["):
+        return fnmatch.filter(cells, given)
+    return [name for name in cells if f"_{given}_" in f"_{name}_"] or [name for name in cells if given in name]
 
 
 def parse_part(text: str | None, environment: Mapping[str, str]) -> tuple[int, int]:

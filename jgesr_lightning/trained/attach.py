@@ -30,7 +30,7 @@ from jgesr_lightning.trained.export import portable
 from jgesr_lightning.trained.joining import edge_weights, joined_model
 from jgesr_lightning.trained.samples import Samples, add_options, labelled
 from jgesr_lightning.trained.scoring import accuracy
-from jgesr_lightning.trained.source import CARD, ClientModel, Trained, network, open_trained
+from jgesr_lightning.trained.source import CARD, ClientModel, Trained, network, open_trained, refuse_another
 from jgesr_lightning.training import ClientData, build_engine
 
 MODEL = "model.safetensors"
@@ -205,7 +205,7 @@ def main(arguments: Sequence[str]) -> int:
         path, tuple(about["input_shape"]), tuple(trained.card["classes"]), given.label, about.get("features", ())
     )
     folder = user_folder(given.out or trained.place / "attached" / _name(path))
-    _refuse_another(folder, path)
+    refuse_another(folder, os.path.abspath(path))
     result = attach(trained, samples, given.rounds)
     _write(folder, trained, result, path)
     say(f"a new client of {result.sizes[0]} training and {result.sizes[1]} test samples; accuracy on the latter:")
@@ -225,19 +225,6 @@ def main(arguments: Sequence[str]) -> int:
 def _name(path: Path) -> str:
     """Return what a client of the data at `path` is called, be it "." or ".."."""
     return Path(os.path.abspath(path)).stem
-
-
-def _refuse_another(folder: Path, path: Path) -> None:
-    """Raise ConfigError where a folder holds an export, or a client of other data; the same one's is replaced."""
-    try:
-        card = json.loads((folder / CARD).read_text(encoding="utf-8"))
-        former = card["attached"]["data"] if "attached" in card else None
-    except (OSError, ValueError, LookupError, TypeError):  # none is there, or nothing that could be lost
-        return
-    if former is None:
-        raise ConfigError(f"{folder} holds the models of a run, an export; name another folder with --out")
-    if former != os.path.abspath(path):
-        raise ConfigError(f"{folder} holds the client of {former}; name another folder with --out")
 
 
 def _write(folder: Path, trained: Trained, result: Attached, path: Path) -> None:

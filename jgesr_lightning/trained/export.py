@@ -14,7 +14,7 @@ from jgesr_lightning.arguments import CommandParser
 from jgesr_lightning.config import ConfigError
 from jgesr_lightning.paths import user_folder
 from jgesr_lightning.runtime.files import say, write_atomically, write_text
-from jgesr_lightning.trained.source import CARD, KINDS, Trained, open_trained
+from jgesr_lightning.trained.source import CARD, KINDS, Trained, card_in, open_trained, refuse_another
 
 BOTH = "both"
 
@@ -32,9 +32,11 @@ def export(trained: Trained, folder: Path, kinds: Sequence[str], *, one_file: bo
         The files, the card last: where it is, all the others are.
 
     Raises:
-        ConfigError: models that are not there, or a file of the user's own where the network's file would go.
+        ConfigError: models that are not there, an attached client in the folder, or a file of the user's own where
+            the network's file would go.
         OSError: a file cannot be written.
     """
+    refuse_another(folder)
     folder.mkdir(parents=True, exist_ok=True)
     card = portable(trained.card, folder)
     clients = [{**entry, "files": {}} for entry in trained.card["clients"]]
@@ -68,19 +70,16 @@ def portable(card: dict[str, Any], folder: Path) -> dict[str, Any]:
     source, copy = Path(place), folder / Path(place).name
     if source.resolve() != copy.resolve():
         content = source.read_bytes()
-        if copy.exists() and copy.read_bytes() != content and not _is_of_a_card(copy):
+        if copy.exists() and copy.read_bytes() != content and not _names(card_in(folder), copy):
             raise ConfigError(f"{copy} is another file than {source}, which goes along; name another folder with --out")
         write_atomically(copy, lambda file: file.write(content))
     return {**card, "network": {**card["network"], "name": f"./{copy.name}:{attribute}"}}
 
 
-def _is_of_a_card(copy: Path) -> bool:
-    """Return whether a card in the folder names the file as that of its network."""
-    try:
-        card = json.loads((copy.parent / CARD).read_text(encoding="utf-8"))
-        return str(card["network"]["name"]).startswith(f"./{copy.name}:")
-    except (OSError, ValueError, LookupError, TypeError):
-        return False
+def _names(card: dict[str, Any], copy: Path) -> bool:
+    """Return whether a card names the file beside it as that of its network."""
+    network = card.get("network")
+    return isinstance(network, dict) and str(network.get("name")).startswith(f"./{copy.name}:")
 
 
 def _write(path: Path, tensors: dict[str, Tensor]) -> Path:

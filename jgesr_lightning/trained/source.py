@@ -344,6 +344,30 @@ def _check_card(card: dict[str, Any]) -> None:
         raise ValueError("clients is empty")
 
 
+def card_in(folder: Path) -> dict[str, Any]:
+    """Return the card that a folder holds, empty where there is none that can be read."""
+    try:
+        card = json.loads((folder / CARD).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return card if isinstance(card, dict) else {}
+
+
+def refuse_another(folder: Path, attached: str | None = None) -> None:
+    """Raise ConfigError where what is written next would take the place of something else: the same is made anew.
+
+    Args:
+        folder: where to.
+        attached: data of the new client that goes there; None: the models of a run.
+    """
+    card = card_in(folder)
+    client = card.get("attached")
+    former = client.get("data") if isinstance(client, dict) else None
+    if card and former != attached:
+        held = "the models of a run, an export" if former is None else f"the client of {former}"
+        raise ConfigError(f"{folder} holds {held}; name another folder with --out")
+
+
 def _exported(place: Path) -> Trained:
     try:
         card = json.loads((place / CARD).read_text(encoding="utf-8"))

@@ -109,6 +109,9 @@ def test_choosing_by_pattern_and_part(tmp_path):
     parts = [choose(cells, part=(part, 4)) for part in (1, 2, 3, 4)]
     assert [len(part) for part in parts] == [2, 2, 1, 1]
     assert sorted(c.name for part in parts for c in part) == sorted(c.name for c in cells)
+    many = cells_of(tmp_path, TWO + "seeds: [1, 10]\n")
+    assert {cell.config.seed for cell in choose(many, ["seed1"])} == {1}  # whole words first
+    assert len(choose(many, ["eed1"])) == len(many)
     with pytest.raises(ConfigError, match=r"--only fedprox matches no cell; --list shows them"):
         choose(cells, ["fedprox"])
     with pytest.raises(ConfigError, match=r"--only locl matches no cell \(did you mean 'local'\?\)"):

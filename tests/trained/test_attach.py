@@ -165,6 +165,11 @@ def test_a_client_of_other_data_is_not_replaced(result, tmp_path, capsys):
     assert main([*call, str(tmp_path / "b" / "late.pt")]) == 2
     assert f"{tmp_path}/out holds the client of {tmp_path}/a/late.pt; name another" in capsys.readouterr().err
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == content
+    card = (tmp_path / "out" / "card.json").read_bytes()
+    assert main(["export", str(result.folder), "--out", str(tmp_path / "out")]) == 2  # nor by the run's own models
+    assert f"{tmp_path}/out holds the client of {tmp_path}/a/late.pt; name another" in capsys.readouterr().err
+    assert (tmp_path / "out" / "card.json").read_bytes() == card
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["card.json", "model.safetensors"]
 
 
 def test_an_export_is_not_replaced_and_a_folder_is_named_from_within(result, tmp_path, monkeypatch, capsys):
