@@ -110,10 +110,14 @@ def distances_from_gram(G: Array) -> Array:
 
 
 def cosine_from_gram(G: Array) -> Array:
-    """Return cosines ``G_mn / sqrt(G_mm G_nn)`` in [-1, 1]: (..., K, K); a zero row has cosine 0, with itself too."""
+    """Return cosines ``G_mn / sqrt(G_mm G_nn)`` in [-1, 1]: (..., K, K), symmetric whatever the product rounded.
+
+    A zero row has cosine 0, with itself too.
+    """
     norms = positive_part(G.diagonal(0, -2, -1)) ** 0.5
     inverse = 1 / of(G).where(norms > 0, norms, math.inf)
-    return of(G).clip(G * (inverse[..., :, None] * inverse[..., None, :]), -1.0, 1.0)
+    cosines = G * (inverse[..., :, None] * inverse[..., None, :])
+    return of(G).clip((cosines + cosines.swapaxes(-1, -2)) / 2, -1.0, 1.0)
 
 
 def with_shared(augmented: Tensor) -> Tensor:

@@ -15,15 +15,17 @@ self-concordant, so that Newton steps, cut where their decrement is large, keep 
 solution a few more systems with the same H replace Newton's next steps. The dual variables of the problem as
 given are :math:`\lambda = \sqrt{\beta\rho}\, y = \beta / \deg(w)`.
 
-Problems that this does not solve, or whose y are so large that v = t + y + y loses its digits, are left to
-`graph.interior_point`. Where the numbers lie on an accelerator a fixed number of steps is taken, and what they did not
-solve is reported, not looked at.
+Where y is large, v = t + y + y loses digits, and the residual with them. The last steps then correct v itself, by p + p
+on its edges: what comes out solves a problem whose t differs by rounding. What is not solved so, or has y far apart, is
+left to `graph.interior_point`. Where the numbers lie on an accelerator a fixed number of steps is taken, and what they
+did not solve is reported, not looked at.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -36,7 +38,9 @@ from jgesr_lightning.graph.laplacian import symmetric_part
 QUIET = functools.partial(np.errstate, all="ignore")
 _BLIND_STEPS, _STEPS = 7, 14  # from a neighbour's solution one or two are enough nearly always
 _CLOSE = 0.3  # residual from which a step is corrected
-_LARGEST, _SPREAD = 8.0, 1e3  # of y, that leave v its digits
+_NEAR, _ROUNDING = 1e-6, 1e-15  # residuals that are corrected in v itself; what t + y + y rounds, beside y^2
+_CORRECTIONS = 2
+_LARGEST, _SPREAD = 1e3, 1e3  # of y; beyond, it is the interior point that is sure of the digits
 _LARGEST_BLIND = 64.0  # the same, of all but three or four of them
 
 
@@ -114,11 +118,9 @@ def _newton(t: Array, y: Array) -> tuple[Array, Array, Array | bool, int]:
         v = positive_part(t + (y + y.swapaxes(-1, -2)))
         residual = 1 - y * v.sum(-1, keepdims=True)  # the gradient, times y
         worst = 1.0 if unseen else abs(residual).max()
-        if steps == limit or not close < worst < math.inf:
+        if steps == limit or not close < worst < math.inf or (worst < _NEAR and worst < _ROUNDING * y.max() ** 2):
             break
-        hessian, curvature = of(v).sign(v), 1 / (y * y)
-        newton = solver(set_diagonal(hessian, hessian.sum(-1) + curvature[..., 0]))
-        gradient = residual / y
+        newton, gradient, curvature = _system(v, y), residual / y, 1 / (y * y)
         step = newton(gradient)
         if worst > _CLOSE:
             decrement = (gradient * step).sum(-2, keepdims=True) ** 0.5
@@ -128,10 +130,21 @@ def _newton(t: Array, y: Array) -> tuple[Array, Array, Array | bool, int]:
                 step = newton(gradient + curvature * step * step / (y + step))
         y = y + step
     if not unseen:
+        for _ in range(_CORRECTIONS if close < worst < _NEAR else 0):
+            step = _system(v, y)(residual / y)
+            v, y = positive_part(of(v).sign(v) * (v + (step + step.swapaxes(-1, -2)))), y + step
+            residual = 1 - y * v.sum(-1, keepdims=True)
+            worst, steps = abs(residual).max(), steps + 1
         return v, y, bool(worst <= close and 0 < y.max() < min(_LARGEST, _SPREAD * y.min())), steps
     largest = of(y).amax(y, -2, keepdims=True)
     within = (y > 0) & (y < _LARGEST_BLIND) & (y * _SPREAD > largest) & (abs(residual) <= close)
     return v, y, within.all(-2)[..., 0], steps
+
+
+def _system(v: Array, y: Array) -> Callable[[Array], Array]:
+    """Return the function that solves ``H p = r`` for p, both (..., K, 1)."""
+    hessian = of(v).sign(v)
+    return solver(set_diagonal(hessian, hessian.sum(-1) + (1 / (y * y))[..., 0]))
 
 
 def first_guess(t: Array) -> Array:

@@ -1,5 +1,6 @@
 """Gram matrices and what is read from them, against the plain formulas."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -63,6 +64,13 @@ def test_what_was_taken_out_of_all_rows_is_put_back() -> None:
     shared = Y[:, :1] + 0.5
     augmented = torch.cat([Y - shared, shared], 1)
     torch.testing.assert_close(with_shared(augmented @ augmented.mT), Y @ Y.mT)
+
+
+def test_what_is_made_of_a_product_is_symmetric_where_the_product_is_not() -> None:
+    rows = torch.randn(7, 90, dtype=torch.float64)
+    G = (rows @ rows.T).numpy() * (1 + 1e-15 * np.random.default_rng(0).integers(-3, 4, (7, 7)))  # as some processors
+    for found in (cosine_from_gram(G), distances_from_gram(G)):
+        assert np.array_equal(found, found.T)
 
 
 def test_cosines_of_a_zero_row_are_zero() -> None:

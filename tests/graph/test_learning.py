@@ -48,10 +48,13 @@ def test_agrees_with_an_independent_solver() -> None:
     w = cvxpy.Variable(len(rows), nonneg=True)
     degree = np.zeros((nodes, len(rows)))
     degree[rows, np.arange(len(rows))] = degree[columns, np.arange(len(rows))] = 1
-    cost = (alpha * D.numpy()[rows, columns] + gamma) @ w - beta * cvxpy.sum(cvxpy.log(degree @ w))
-    problem = cvxpy.Problem(cvxpy.Minimize(cost))
+    costs = alpha * D.numpy()[rows, columns] + gamma
+    problem = cvxpy.Problem(cvxpy.Minimize(costs @ w - beta * cvxpy.sum(cvxpy.log(degree @ w))))
     problem.solve(solver="CLARABEL", tol_gap_abs=1e-11, tol_gap_rel=1e-11, tol_feas=1e-11)
-    np.testing.assert_allclose(W.numpy()[rows, columns], w.value, atol=1e-6)
+    ours, theirs = W.numpy()[rows, columns], np.maximum(w.value, 0)
+    np.testing.assert_allclose(ours, theirs, atol=2e-5)  # the root of its gap, which varies between machines
+    values = [costs @ weights - beta * np.log(degree @ weights).sum() for weights in (ours, theirs)]
+    assert -1e-8 < values[0] - values[1] < 1e-12
 
 
 def test_batch_equals_loop_and_equal_nodes_are_treated_alike() -> None:

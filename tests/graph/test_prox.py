@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jgesr_lightning.graph import prox_log_degree
+from jgesr_lightning.graph.interior_point import minimise_each
 from jgesr_lightning.graph.prox import prox
 
 SIX_DECADES = list(itertools.product((1e-3, 1.0, 1e3), repeat=3))
@@ -126,6 +127,22 @@ def test_warm_starts_change_the_steps_and_not_the_result() -> None:
         assert np.abs(wild - cold).max() < 1e-12 * scale
         saved += cold_steps - warm_steps
     assert saved > 0
+
+
+@pytest.mark.parametrize("level", [10.0, 50.0, 150.0])
+def test_the_costs_of_strong_noise_are_solved_to_the_last_digits_in_few_steps(level: float) -> None:
+    rng = np.random.default_rng(0)
+    for nodes in (3, 8, 20):
+        costs = level * (1 + 0.05 * rng.random((nodes, nodes)))
+        costs = np.triu(costs, 1) + np.triu(costs, 1).T
+        costs[0, 1] = costs[1, 0] = -0.9
+        near = prox(-costs[None] * (1 + 1e-3 * rng.random()), 1.0, 0.0, 1.0)
+        W, dual, _, steps = prox(-costs[None], 1.0, 0.0, 1.0, near.dual)
+        assert steps <= 10  # an interior point takes thirty
+        expected = minimise_each(costs[None], 1.0)[0]
+        assert np.abs(W - expected).max() < 1e-9 * expected.max()
+        assert np.abs(W.sum(-1) * dual - 1).max() < 1e-13  # lam = 1 / deg
+        assert violation(*map(torch.from_numpy, (W, -costs[None])), 1.0, 0.0, 1.0) < 1e-13
 
 
 def test_edges_that_cost_nearly_the_same_are_told_apart() -> None:
