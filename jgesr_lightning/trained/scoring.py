@@ -14,6 +14,7 @@ from jgesr_lightning.config import ConfigError
 from jgesr_lightning.paths import user_path
 from jgesr_lightning.trained.samples import add_options, labelled, unlabelled
 from jgesr_lightning.trained.source import ClientModel, Trained, open_trained
+from jgesr_lightning.training.base import answers
 
 BATCH = 512
 
@@ -29,7 +30,7 @@ def scores(model: ClientModel, inputs: Tensor) -> Tensor:
 
 def accuracy(model: ClientModel, inputs: Tensor, labels: Tensor) -> float:
     """Return the share of samples (n, *input_shape) whose highest score is that of their label (n,)."""
-    return float((scores(model, inputs).argmax(1) == labels).double().mean())
+    return float(_right(scores(model, inputs), labels).double().mean())
 
 
 def own_accuracies(trained: Trained, kind: str) -> list[float]:
@@ -48,9 +49,13 @@ def own_accuracies(trained: Trained, kind: str) -> list[float]:
         model = trained.client(k, kind)
         inputs, labels = data.test_tensors(k, dtype=model.dtype)
         with torch.inference_mode():
-            hits = [model.net(x).argmax(1) == y for x, y in zip(inputs.split(BATCH), labels.split(BATCH), strict=True)]
+            hits = [_right(model.net(x), y) for x, y in zip(inputs.split(BATCH), labels.split(BATCH), strict=True)]
         results.append(float(torch.cat(hits).double().mean()))
     return results
+
+
+def _right(found: Tensor, labels: Tensor) -> Tensor:
+    return answers(found, labels).argmax(1) == labels
 
 
 def _parser(name: str, description: str, example: str) -> CommandParser:
@@ -74,6 +79,8 @@ def predict_main(arguments: Sequence[str]) -> int:
     model = open_trained(given.run).client(given.client, given.what)
     read = [unlabelled(user_path(file), model.input_shape, model.features) for file in given.files]
     found = [(samples, scores(model, samples.inputs).double().softmax(1).max(1)) for samples in read]
+    if any(bool(best.values.isnan().any()) for _, best in found):
+        raise ConfigError(f"the model of client {given.client} gives no numbers as scores: it diverged in training")
     out = csv.writer(sys.stdout, lineterminator="\n")
     out.writerow(["sample", "class", "probability"])
     for samples, best in found:

@@ -6,7 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 Deliver = Callable[[int, Tensor], None]
 """Called as ``deliver(row, model)`` when the client in local row `row` has finished: `model` (d,) is its model in the
@@ -33,6 +35,16 @@ class ClientData:
     def size(self) -> int:
         """Number of training samples."""
         return len(self.train_labels)
+
+
+def answers(scores: Tensor, labels: Tensor) -> Tensor:
+    """Return class scores (..., classes) in which a sample without numbers for scores counts as wrong.
+
+    The largest of NaN would be class 0, right for those who hold that class. `labels` (...) are those of the samples.
+    """
+    classes = scores.shape[-1]
+    other = one_hot((labels + 1) % classes, classes).to(scores.dtype)
+    return torch.where(scores.isnan().any(-1, keepdim=True), other, scores)
 
 
 class Engine(ABC):

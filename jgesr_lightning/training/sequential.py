@@ -14,7 +14,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from jgesr_lightning.client import ClientModule
 from jgesr_lightning.models.fitness import batch_normalisation, check_sizes
 from jgesr_lightning.seeding import DROPOUT, derive
-from jgesr_lightning.training.base import ClientData, Deliver, Engine
+from jgesr_lightning.training.base import ClientData, Deliver, Engine, answers
 from jgesr_lightning.training.batches import BatchSize, part_size, split, visit_orders
 
 EVALUATION_BATCH = 512
@@ -141,7 +141,7 @@ class SequentialEngine(Engine):
             for inputs, labels in batches:
                 with self.fabric.autocast():
                     scores = self.client(self._convert(inputs))
-                self.accuracy.update(scores, labels)
+                self.accuracy.update(answers(scores, labels), labels)
                 total += cross_entropy(scores.to(total.dtype), labels, reduction="sum")
             accuracy[row] = self.accuracy.compute()
             loss[row] = total / len(data.test_labels)

@@ -13,7 +13,7 @@ from jgesr_lightning.client import ClientModule
 from jgesr_lightning.layout import ParameterLayout
 from jgesr_lightning.optimizers import row_rule
 from jgesr_lightning.seeding import DROPOUT, derive
-from jgesr_lightning.training.base import ClientData, Deliver, Engine
+from jgesr_lightning.training.base import ClientData, Deliver, Engine, answers
 from jgesr_lightning.training.batches import BatchSize, part_size, steps_of, visit_orders
 from jgesr_lightning.training.network import layers_of, refuse
 from jgesr_lightning.training.step import PADDING, Batch, Workspace
@@ -165,7 +165,7 @@ class StackedEngine(Engine):
                 step = space.step(batch.active, batch.index.shape[1], self._test.shape)
                 step.receive(*source, batch.index.reshape(-1))
                 nll, scores, labels = step.evaluate(batch.counts)
-                correct = self.scores(scores.transpose(1, 2), labels)[:, 0]
+                correct = self.scores(answers(scores, labels).transpose(1, 2), labels)[:, 0]
                 self.scores.reset()
                 total[: batch.active] += torch.stack([correct, nll], 1)
             for row, (right, nll) in zip(members, total.tolist(), strict=True):

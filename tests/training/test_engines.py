@@ -149,6 +149,22 @@ def test_float32_stays_close():
     compare(make_net, tolerance=2e-5, precision="32-true", dtype=torch.float32, mu=0.1)
 
 
+@pytest.mark.parametrize(
+    ("cls", "more"), [(SequentialEngine, {}), (StackedEngine, {"group": 1}), (StackedEngine, {"group": 3})]
+)
+def test_a_model_that_is_no_number_is_right_nowhere(cls, more):
+    data = [ClientData(d.train_inputs, d.train_labels, d.test_inputs, 0 * d.test_labels) for d in make_data()]
+    net = make_net()
+    engine = make_engine(cls, net, data, **more)
+    models = row_of(net).expand(len(data), -1).clone()
+    before = engine.evaluate(models)[0]
+    models[1] = torch.nan
+    accuracy, loss = engine.evaluate(models)
+    assert accuracy[1] == 0 and bool(loss[1].isnan())  # all its samples are of class 0, which the largest of NaN is
+    others = [0, 2, 3]
+    assert torch.equal(accuracy[others], before[others]) and bool(loss[others].isfinite().all())
+
+
 def test_float32_drift_over_many_rounds_is_bounded_in_accuracy():
     data = make_data(sizes=(24, 32), dtype=torch.float32)
     start = row_of(make_net(), torch.float32)
