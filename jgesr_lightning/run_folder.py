@@ -14,7 +14,7 @@ from jgesr_lightning.identity import flatten
 from jgesr_lightning.paths import user_path
 from jgesr_lightning.runtime import checkpoint
 from jgesr_lightning.runtime.files import InUseError, locked, move_aside, say, write_text
-from jgesr_lightning.summary import DamagedSummaryError, read_summary
+from jgesr_lightning.summary import DamagedSummaryError, data_digest, read_summary
 
 FREE_ON_RESUME = (
     *("name", "output_dir", "resume", "rounds", "engine", "deterministic", "checkpoint", "logging", "metric"),
@@ -123,10 +123,10 @@ def _check_same(former: dict[str, Any], config: Config, where: Path) -> None:
 def _check_data(found: Path, digest: str) -> None:
     """Raise ConfigError where the summary beside the checkpoint `found` tells of other data."""
     try:
-        former = json.loads((found.parent.parent / "summary.json").read_text(encoding="utf-8"))["data"]["digest"]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):  # it does not say
+        former = data_digest(read_summary(found.parent.parent))
+    except DamagedSummaryError:  # it does not say
         return
-    if digest and former != digest:
+    if digest and former and former != digest:
         raise ConfigError(
             f"{found} was written with other data, or data shared out otherwise; put them back, or choose "
             "another name= and leave out resume"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 FILE = "summary.json"
+DIGITS = 32  # of the hash of a run's data; it was shorter while only a part of the inputs counted
 STATUSES = ("running", "finished", "stopped", "failed")
 
 
@@ -41,6 +42,13 @@ def read_summary(folder: Path) -> dict[str, Any]:
         if not isinstance(found.get(key, {}), dict) or (found["status"] == "finished" and not found.get(key)):
             raise DamagedSummaryError(f"{FILE} says {found['status']!r} but lacks {key!r}")
     return found
+
+
+def data_digest(summary: dict[str, Any]) -> str:
+    """Return the hash of a run's data, of who holds what; empty where its summary tells none that can be compared."""
+    data = summary.get("data")
+    found = data.get("digest") if isinstance(data, dict) else None
+    return found if isinstance(found, str) and len(found) == DIGITS else ""
 
 
 def higher_is_better(metric: str) -> bool:

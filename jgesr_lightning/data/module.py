@@ -14,15 +14,14 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from jgesr_lightning import checks, seeding
-from jgesr_lightning.data.dataset import DataError, RawDataset
+from jgesr_lightning.data.dataset import CHUNK, DataError, RawDataset
 from jgesr_lightning.data.partition import Indices, class_table, split_train_test, stratified_subset
 from jgesr_lightning.data.partitions import make_partition
 from jgesr_lightning.data.planted import Transform, group_of, transforms
 from jgesr_lightning.data.registry import Partition
 from jgesr_lightning.data.sources import load_dataset
 from jgesr_lightning.names import FIXED_DATA
-
-HASHED = 64  # samples of each part whose inputs tell data apart
+from jgesr_lightning.summary import DIGITS
 
 
 class FederatedDataModule(LightningDataModule):
@@ -124,6 +123,7 @@ class FederatedDataModule(LightningDataModule):
         self._train: list[Indices] = []
         self._test: list[Indices] = []
         self._tests_given = False
+        self._digest = ""
 
     def prepare_data(self) -> None:
         """Make sure that the data are there, decoded and cached (downloads them if need be)."""
@@ -229,11 +229,10 @@ class FederatedDataModule(LightningDataModule):
         }
 
     def digest(self) -> str:
-        """Return a short hash of who holds what: equal for equal data, shared out equally.
-
-        Of the inputs a few samples count, so that it takes no time for large sets.
-        """
+        """Return a hash of who holds what: equal for equal data, shared out equally."""
         assert self._raw is not None, "call setup() first"
+        if self._digest:
+            return self._digest
         hashed = hashlib.sha256(json.dumps([self.input_shape, self.classes, self.client_groups]).encode())
         for indices in (*self._train, *self._test):
             hashed.update(len(indices).to_bytes(8, "little") + np.ascontiguousarray(indices, "<i8").tobytes())
@@ -242,9 +241,10 @@ class FederatedDataModule(LightningDataModule):
             (self._raw.test_inputs, self._raw.test_labels),
         ):
             hashed.update(labels.numpy().astype("<i8").tobytes())
-            for k in range(0, len(inputs), max(1, len(inputs) // HASHED)):
-                hashed.update(inputs[k].numpy().tobytes())
-        return hashed.hexdigest()[:16]
+            for part in inputs.split(CHUNK):  # of a file that may not fit the memory
+                hashed.update(part.contiguous().numpy().data)
+        self._digest = hashed.hexdigest()[:DIGITS]
+        return self._digest
 
     def train_tensors(
         self, client: int, device: torch.device | str | None = None, dtype: torch.dtype = torch.float32

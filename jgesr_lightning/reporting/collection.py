@@ -19,6 +19,7 @@ from jgesr_lightning.reporting.runs import Run, read_summary
 from jgesr_lightning.reporting.sources import UNREADABLE, Folder, damage
 from jgesr_lightning.reporting.stored import stored_runs
 from jgesr_lightning.reporting.text import shown
+from jgesr_lightning.summary import data_digest
 
 _INNER = ("wandb", "checkpoint", "figures", "media")  # folders inside a run's folder; there, none holds another run
 
@@ -79,13 +80,14 @@ def collect(roots: Iterable[str | Path], drawn: str | None = None) -> Collection
         former = runs.get(key)
         if former is not None:
             newer, older = (found, former) if _age(found) >= _age(former) else (former, found)
-            notes.append(f"{older.name}: same settings and seed as {newer.name}, which is newer; left out")
+            places = [run.name if older.name != newer.name else shown(run.folder) for run in (older, newer)]
+            notes.append(f"{places[0]}: same settings and seed as {places[1]}, which is newer; left out")
             found = newer
         runs[key] = found
     kept = sorted(runs.values(), key=lambda run: str(run.folder))
     times = Counter(keys.values())
     names = {of: key for of, key in keys.items() if key not in keys and times[key] == 1}
-    return Collection(kept, notes + _coinciding(kept), list(keys), names)
+    return Collection(kept, notes + _coinciding(kept) + _of_other_data(kept), list(keys), names)
 
 
 def _found(roots: Iterable[str | Path], notes: list[str], keys: dict[str, str]) -> Iterator[Run | str]:
@@ -136,6 +138,19 @@ def _coinciding(runs: Sequence[Run]) -> list[str]:
             if run.identity() != other.identity():  # such as a class of the same name in another file
                 what = f"another method of that name ({shown(run.config['aggregator']['name'])})"
             lines.append(f"{run.name}: same seed as {other.name}, and {what}; their mean counts as that seed's")
+    return lines
+
+
+def _of_other_data(runs: Sequence[Run]) -> list[str]:
+    """Return a line for runs that would have had the same samples, had the data not changed between them."""
+    first: dict[str, Run] = {}
+    lines = []
+    for run in runs:
+        if not (held := data_digest(run.summary)):
+            continue
+        other = first.setdefault(digest(run.sharing, 32), run)
+        if held != data_digest(other.summary):
+            lines.append(f"{run.name}: other samples than {other.name}, of equal settings; the data changed in between")
     return lines
 
 

@@ -69,6 +69,13 @@ class Run:
         """The settings that it shares with the other methods of a table."""
         return protocol(self.config)
 
+    @cached_property
+    def sharing(self) -> dict[str, Any]:
+        """The settings that decide which client holds which samples."""
+        chosen = {key: value for key, value in condition(self.config).items() if key.startswith(("data.", "clients"))}
+        own = (self.config.get("seeds") or {}).get("partition")
+        return {**chosen, "seed": self.config["seed"] if own is None else own}
+
     def last(self, metric: str) -> float | None:
         """Return a metric of the last round, or "metric@N": its mean over the last N evaluations.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from jgesr_lightning.config import to_dict, to_yaml
 from jgesr_lightning.runtime.files import write_text
-from jgesr_lightning.study.cells import Cell, copied
+from jgesr_lightning.study.cells import Cell, copied, rests_on_files
 from jgesr_lightning.summary import FILE, DamagedSummaryError, read_summary
 
 
@@ -37,11 +37,11 @@ class Summaries:
 def copy_of_equal(cell: Cell, summaries: Summaries) -> Path | None:
     """Copy the cell from a study beside this one that has finished it, or from this one under the cell's former name.
 
-    All settings have to be equal, but for names, what W&B is told, and the choice of devices. A checkpoint stays
-    behind; the copy's files have the cell's own settings, and say what they were copied from. Return the folder that
-    was copied, or None without one.
+    All settings have to be equal, but for names, what W&B is told, and the choice of devices. Data and code of one's
+    own may be others by now: what rests on them is run. A checkpoint stays behind; the copy's files have the cell's own
+    settings, and say what they were copied from. Return the folder that was copied, or None without one.
     """
-    if cell.folder.exists():
+    if cell.folder.exists() or rests_on_files(cell.config):
         return None
     wanted = copied(to_dict(cell.config))
     for path in sorted(cell.folder.parent.parent.glob(f"*/[!.]*/{FILE}")):  # no copy that was broken off

@@ -12,6 +12,7 @@ from torch import Tensor
 from jgesr_lightning.arguments import CommandParser
 from jgesr_lightning.config import ConfigError
 from jgesr_lightning.paths import user_path
+from jgesr_lightning.summary import data_digest, read_summary
 from jgesr_lightning.trained.samples import add_options, labelled, unlabelled
 from jgesr_lightning.trained.source import ClientModel, Trained, open_trained
 from jgesr_lightning.training.base import answers
@@ -37,13 +38,16 @@ def own_accuracies(trained: Trained, kind: str) -> list[float]:
     """Return each client's accuracy on its own local test samples, recomputed from weights and data.
 
     Raises:
-        ConfigError: only an export is at hand, which does not know the clients' data; or the data are not there.
+        ConfigError: only an export is at hand, which does not know the clients' data; or the data are not there, or
+            are others than those of the run.
     """
     from jgesr_lightning import build
 
     if trained.config is None:
         raise ConfigError(f"{trained.place} is an export; name the run's own folder, or give --data")
     data = build.data_module(trained.config)
+    if (held := data_digest(read_summary(trained.place))) and held != data.digest():
+        raise ConfigError(f"the data of {trained.place} are others by now; put them back, or give --data to score on")
     results = []
     for k in range(trained.num_clients):
         model = trained.client(k, kind)

@@ -716,9 +716,10 @@ def test_a_run_goes_on_with_the_data_that_it_began_with_alone(tmp_path):
     from jgesr_lightning import experiment
     from jgesr_lightning.config import ConfigError, load_config
 
-    save(tmp_path / "set.npz", x=X, y=Y)
+    many, labels = np.concatenate([X] * 6), np.concatenate([Y] * 6)
+    save(tmp_path / "set.npz", x=many, y=labels)
     (tmp_path / "moved").mkdir()
-    save(tmp_path / "moved" / "set.npz", x=X, y=Y)
+    save(tmp_path / "moved" / "set.npz", x=many, y=labels)
     settings = ["data.name=tensors", "data.min_samples=2", "data.kappa=100", "clients=3", "model.name=mlp"]
     settings += ["aggregator.name=fedavg", "runtime.devices=1", "logging.wandb=false", "runtime.accelerator=cpu"]
     settings += [f"output_dir={tmp_path}", "name=run", "resume=auto", "local.epochs=1", "engine=sequential"]
@@ -728,7 +729,15 @@ def test_a_run_goes_on_with_the_data_that_it_began_with_alone(tmp_path):
 
     assert run(1, "set.npz").status == "finished"
     assert run(2, "moved").rounds_done == 2
-    save(tmp_path / "moved" / "set.npz", x=X + 1, y=Y)
+    many[1].flat[0] += 1  # a single number
+    save(tmp_path / "moved" / "set.npz", x=many, y=labels)
     with pytest.raises(ConfigError, match="was written with other data"):
         run(3, "moved")
     assert run(3, "set.npz").rounds_done == 3
+    from jgesr_lightning.trained import open_trained
+    from jgesr_lightning.trained.scoring import own_accuracies
+
+    assert len(own_accuracies(open_trained(tmp_path / "run"), "received")) == 3
+    save(tmp_path / "set.npz", x=many, y=labels)
+    with pytest.raises(ConfigError, match="the data of .*run are others by now"):
+        own_accuracies(open_trained(tmp_path / "run"), "received")

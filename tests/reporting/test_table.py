@@ -216,6 +216,27 @@ def test_of_equal_settings_and_seed_the_newest_counts(tmp_path):
     assert cells(markdown(table), "fedavg")[0][0] == "50.00 (1)"
 
 
+def test_copies_of_one_name_are_told_by_their_places(tmp_path):
+    for place in "ab":
+        (tmp_path / place).mkdir()
+        os.utime(make_run(tmp_path / place, "run", 0.5, method="fedavg") / "summary.json", (ord(place), ord(place)))
+    assert built([tmp_path])[1].notes == [
+        f"{tmp_path}/a/run: same settings and seed as {tmp_path}/b/run, which is newer; left out"
+    ]
+
+
+def test_it_is_said_where_the_data_changed_between_runs(tmp_path):
+    for name, method, seed, digest in (
+        ("a", "fedavg", 0, "1" * 32),
+        ("b", "local", 0, "2" * 32),
+        ("c", "local", 1, "3" * 32),  # of another seed: shared out otherwise
+        ("d", "cfl", 0, "4" * 16),  # of before all inputs counted
+    ):
+        path = make_run(tmp_path, name, 0.5, method=method, seed=seed) / "summary.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"data": {"digest": digest}}))
+    assert built([tmp_path])[1].notes == ["b: other samples than a, of equal settings; the data changed in between"]
+
+
 def test_methods_of_one_name_from_two_files_are_said_to_count_together(tmp_path):
     make_run(tmp_path, "a", 0.5, method="/one/mine.py:Mine")
     make_run(tmp_path, "b", 0.9, method="/two/mine.py:Mine")

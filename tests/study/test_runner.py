@@ -90,14 +90,24 @@ def test_a_cell_that_a_study_beside_this_one_has_finished_is_copied(tmp_path):
     assert ran == [cell.name for cell in often]
 
 
-@pytest.mark.parametrize(("data", "ran"), [("tensors", 2), ("./mine.py:blobs", 2), ("synthetic", 1)])
-def test_a_cell_of_other_data_of_ones_own_is_not_copied(tmp_path, data, ran):
-    (tmp_path / "mine.py").write_text("def blobs(root): ...\n")
-    text = f"methods: [fedavg]\ndata: ['{data}']\nsettings: {{model.name: mlp, data.root: ROOT}}\n"
+@pytest.mark.parametrize(
+    ("settings", "ran"),
+    [
+        ("data: [synthetic]", 1),
+        ("data: [tensors]\nsettings: {data.root: one.npz}", 2),
+        ("data: ['./mine.py:blobs']", 2),
+        ("data: [synthetic]\nsettings: {model.name: './mine.py:net'}", 2),
+        ("data: [synthetic]\nsettings: {data.partition: lists.json}", 2),
+    ],
+)
+def test_what_rests_on_files_of_ones_own_is_run_and_not_copied(tmp_path, monkeypatch, settings, ran):
+    monkeypatch.chdir(tmp_path)  # data or code may have changed since
+    (tmp_path / "mine.py").write_text("def blobs(root): ...\ndef net(in_channels, image_size, num_classes): ...\n")
+    (tmp_path / "lists.json").write_text("[[0, 1], [2, 3]]")
     lines = []
-    for root in ("one.npz", "two.npz"):
-        write_study(tmp_path, text.replace("ROOT", root)).rename(tmp_path / f"of_{root[:3]}.yaml")
-        cells = load_study(tmp_path / f"of_{root[:3]}.yaml", [f"output_dir={tmp_path / 'runs'}"])[1]
+    for name in ("one", "two"):
+        write_study(tmp_path, f"methods: [fedavg]\n{settings}\n").rename(tmp_path / f"{name}.yaml")
+        cells = load_study(tmp_path / f"{name}.yaml", [f"output_dir={tmp_path / 'runs'}"])[1]
         run_cells(cells, fake(), lines.append)
     assert sum("running" in line for line in lines) == ran
 
