@@ -167,7 +167,8 @@ def test_the_traceback_is_shown_where_asked_for(config, monkeypatch):
 
 
 @pytest.mark.parametrize("table", ["metrics", "clients"])
-def test_a_table_that_is_removed_or_emptied_comes_back_whole(table, config, monkeypatch):
+def test_a_table_that_is_removed_or_changed_comes_back_whole(table, config, monkeypatch):
+    before = []
     path = config.parent / "runs" / "tiny" / f"{table}.csv"
     whole = ResultFiles.on_round_end
 
@@ -176,10 +177,15 @@ def test_a_table_that_is_removed_or_emptied_comes_back_whole(table, config, monk
             path.unlink()
         if record.round == 2:
             path.write_text("")
+        if record.round == 3:  # to as many bytes
+            before.append(path.read_text())
+            path.write_text(before[0].replace("0.", "7."))
+            assert path.read_text() != before[0]
         whole(self, plan, state, record, watch)
 
     monkeypatch.setattr(ResultFiles, "on_round_end", on_round_end)
     assert cli.main(["train", str(config)]) == 0
+    assert path.read_text().startswith(before[0])
     lines = path.read_text().splitlines()
     assert lines[0].startswith("round,")
     per_round = 5 if table == "clients" else 1

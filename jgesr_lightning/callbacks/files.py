@@ -63,7 +63,7 @@ class ResultFiles:
         self.partition = partition
         self.metric = metric
         self._columns: dict[str, list[str]] = {}
-        self._sizes: dict[str, int] = {}
+        self._stamps: dict[str, tuple[int, int]] = {}
         self._progress: tuple[int, FederationState] | None = None
         self._seconds_before = 0.0
         self._start = time.perf_counter()
@@ -197,20 +197,21 @@ class ResultFiles:
             self._write_tables(records)
         elif self.write_csv:
             lines = self._lines([record])
-            if any(self._size(table) != self._sizes.get(table) for table in lines):  # removed or changed meanwhile
+            if any(self._stamp(table) != self._stamps.get(table) for table in lines):  # removed or changed meanwhile
                 self._write_tables(records)
                 return
             for table, text in lines.items():
                 with open(self.folder / f"{table}.csv", "a", newline="") as file:
                     file.write(text)
-                self._sizes[table] = self._size(table)
+                self._stamps[table] = self._stamp(table)
 
-    def _size(self, table: str) -> int:
-        """Return the bytes in a table's file, -1 where there is none."""
+    def _stamp(self, table: str) -> tuple[int, int]:
+        """Return the bytes in a table's file and the time of its last change, -1 where there is none."""
         try:
-            return (self.folder / f"{table}.csv").stat().st_size
+            about = (self.folder / f"{table}.csv").stat()
+            return about.st_size, about.st_mtime_ns
         except FileNotFoundError:
-            return -1
+            return -1, -1
 
     def _write_tables(self, records: Sequence[RoundRecord]) -> None:
         self._columns = {
@@ -222,7 +223,7 @@ class ResultFiles:
         for table, lines in self._lines(records).items():
             header = ["round", *(["client"] if table == "clients" else []), *self._columns[table]]
             write_text(self.folder / f"{table}.csv", _csv([header]) + lines)
-            self._sizes[table] = self._size(table)
+            self._stamps[table] = self._stamp(table)
 
     def _lines(self, records: Sequence[RoundRecord]) -> dict[str, str]:
         metrics = ([r.round, *(_cell(r.metrics.get(c)) for c in self._columns["metrics"])] for r in records)

@@ -23,7 +23,7 @@ from jgesr_lightning.paths import WITHOUT_LOCKS, cache_home, writable
 
 log = logging.getLogger(__name__)
 
-FORMAT = 2  # raise it when decoding changes: older files are then remade
+FORMAT = 3  # raise it when decoding changes: older files are then remade
 WAIT_SECONDS = 600.0
 TENSORS = ("train_inputs", "train_labels", "test_inputs", "test_labels", "mean", "std")
 OPTIONAL = ("train_clients", "test_clients")

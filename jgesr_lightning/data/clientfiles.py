@@ -11,11 +11,12 @@ from torch import Tensor
 from jgesr_lightning.data.dataset import DataError, RawDataset, make_dataset, summary_of
 from jgesr_lightning.data.folders import beside
 from jgesr_lightning.data.samples import LabelArray, encode, inputs_of, labels_of
-from jgesr_lightning.data.tables import read_table
+from jgesr_lightning.data.tables import as_labels, read_table
 from jgesr_lightning.data.tensors import SUFFIXES, check_classes, read_entries
 
 Files = dict[str, Path]  # a client's name -> its file
-KNOWN = (*SUFFIXES, ".csv")
+TABLE = ".csv"
+KNOWN = (*SUFFIXES, TABLE)
 
 
 def list_clients(root: Path) -> tuple[Files, Files, str]:
@@ -60,7 +61,7 @@ def read_clients(name: str, root: Path, train: Files, test: Files, label: str, l
             raise DataError(f"{path} has features {_listed(own)}, but {first} has {_listed(columns)}; they must agree")
         if inputs.shape[1:] != kind.shape[1:] or inputs.dtype != kind.dtype:
             raise DataError(f"{path} has x of {_form(inputs)} a sample, but {first} has {_form(kind)}; they must agree")
-    classes, labels = encode([(path, own) for path, _, _, own in read])
+    classes, labels = encode(_together([(path, own) for path, _, _, own in read]))
     check_classes(root, classes)
     K = len(train)
     trained = torch.cat(labels[:K]).unique()
@@ -95,11 +96,20 @@ def _files(folder: Path, root: Path, left_out: list[str]) -> Files:
 
 
 def _read(path: Path, label: str) -> tuple[tuple[str, ...], Tensor, LabelArray]:
-    if path.suffix.lower() == ".csv":
+    if path.suffix.lower() == TABLE:
         return read_table(path, label)
     entries = read_entries(path)
     inputs = inputs_of(path, entries["x"])
     return (), inputs, labels_of(path, entries["y"], len(inputs))
+
+
+def _together(parts: list[tuple[Path, LabelArray]]) -> list[tuple[Path, LabelArray]]:
+    """Return the labels of all files, those of tables as numbers where no file holds texts."""
+    tables = [part for part in parts if part[0].suffix.lower() == TABLE]
+    if any(labels.dtype.kind == "U" for path, labels in parts if path.suffix.lower() != TABLE):
+        return parts
+    numbers = dict(zip((path for path, _ in tables), as_labels(tables), strict=True))
+    return [(path, numbers.get(path, labels)) for path, labels in parts]
 
 
 def _listed(names: tuple[str, ...]) -> str:

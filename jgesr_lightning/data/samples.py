@@ -48,12 +48,33 @@ def inputs_of(where: Where, value: Any) -> Tensor:
             "(n, C, H, W)"
         )
     if tensor.ndim == 2 or tensor.dtype != torch.uint8:
-        tensor = tensor.detach().float()
+        tensor = single(where, tensor.detach()) if tensor.ndim == 2 else tensor.detach().float()
         for start in range(0, len(tensor), CHUNK):
             bad = ~torch.isfinite(tensor[start : start + CHUNK].flatten(1)).all(dim=1)
             if bool(bad.any()):
                 raise DataError(f"{where}: x of sample {start + int(bad.nonzero()[0])} holds NaN or infinity")
     return tensor.detach().contiguous()
+
+
+def single(where: Where, features: Tensor, names: Sequence[str] = ()) -> Tensor:
+    """Return features (n, features) in float32.
+
+    Raises:
+        DataError: one of them differs between samples, but by less than float32 can hold.
+
+    """
+    rounded = features.float()
+    if len(rounded) and rounded.shape[1]:
+        lost = (rounded.amin(0) == rounded.amax(0)) & (features.amin(0) != features.amax(0))
+        if bool(lost.any()):
+            k = int(lost.nonzero()[0])
+            name = f"column {names[k]!r}" if names else f"feature {k} of x"
+            low, high = features[:, k].min().item(), features[:, k].max().item()
+            raise DataError(
+                f"{where}: {name} lies between {low!r} and {high!r}, which float32 cannot tell apart; subtract what "
+                "all samples share, or scale it"
+            )
+    return rounded
 
 
 def labels_of(where: Where, value: Any, number: int, what: str = "y") -> LabelArray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,13 +15,15 @@ from torch import Tensor
 
 from jgesr_lightning.checks import nearest
 from jgesr_lightning.data.dataset import DataError
-from jgesr_lightning.data.samples import LabelArray
+from jgesr_lightning.data.samples import LabelArray, single
+
+_POINT_ZERO = re.compile(r"^([+-]?\d+)\.0*$")  # a whole number that went through a column with gaps
 
 
 def read_table(path: Path, label: str | None, wanted: Sequence[str] = ()) -> tuple[tuple[str, ...], Tensor, LabelArray]:
-    """Return the names of the features, the features (n, features) float32, and the labels of a table.
+    """Return the names of the features, the features (n, features) float32, and the labels of a table, as texts.
 
-    Labels are whole numbers where all of them are, else texts.
+    `as_labels` makes numbers of them; it takes all tables that belong together.
 
     Args:
         path: file of values separated by commas; its first line names the columns.
@@ -51,7 +54,7 @@ def read_table(path: Path, label: str | None, wanted: Sequence[str] = ()) -> tup
                         f"{path}, line {reader.line_num}: {len(row)} values, but there are {len(columns)} columns"
                     )
                 values.extend(_number(path, reader.line_num, columns[k], row[k]) for k in read)
-                labels.append("0" if label is None else row[place].strip())
+                labels.append("0" if label is None else _POINT_ZERO.sub(r"\1", row[place].strip()))
                 if not labels[-1]:
                     raise DataError(
                         f"{path}, line {reader.line_num}: column {label!r} is empty; each sample needs a label"
@@ -60,8 +63,9 @@ def read_table(path: Path, label: str | None, wanted: Sequence[str] = ()) -> tup
         raise DataError(f"{path} cannot be read as a table ({' '.join(str(error).split())[:120]})") from error
     if not labels:
         raise DataError(f"{path} holds no samples below its line of names")
-    features = torch.from_numpy(np.frombuffer(values, np.float64).astype(np.float32)).reshape(len(labels), -1)
-    return tuple(columns[k] for k in read), features, _as_labels(path, labels)
+    names = tuple(columns[k] for k in read)
+    features = torch.from_numpy(np.frombuffer(values, np.float64).copy()).reshape(len(labels), -1)
+    return names, single(path, features, names), np.array(labels)
 
 
 def _label_place(path: Path, columns: list[str], label: str) -> int:
@@ -86,14 +90,36 @@ def _number(path: Path, line: int, column: str, text: str) -> float:
     return value
 
 
-def _as_labels(path: Path, labels: list[str]) -> LabelArray:
+def as_labels(tables: Sequence[tuple[Path, LabelArray]]) -> list[LabelArray]:
+    """Return the labels (texts) of tables that belong together: as whole numbers where all of them are, else as texts.
+
+    Where one number is written in two ways, 1 and 01, they are codes, and texts.
+
+    Raises:
+        DataError: all labels of a table are numbers, but one is negative or no whole one.
+
+    """
+    texts = [labels for _, labels in tables]
+    numbers = [_whole(path, labels) for path, labels in tables]
+    found = [values for values in numbers if values is not None]
+    writings = len(np.unique(np.concatenate(texts))) if texts else 0
+    if len(found) < len(texts) or (found and len(np.unique(np.concatenate(found))) < writings):
+        return texts
+    return found
+
+
+def _whole(path: Path, labels: LabelArray) -> LabelArray | None:
+    """Return the labels of a table as whole numbers; None where one is no number."""
     try:
-        numbers = [float(text) for text in labels]
+        numbers = labels.astype(np.float64)
     except ValueError:
-        return np.array(labels)
-    whole = [number.is_integer() and abs(number) < 2**53 for number in numbers]
-    if not all(whole):
-        raise DataError(f"{path}: labels such as {labels[whole.index(False)]!r} are numbers, but no whole ones")
-    if min(numbers) < 0:
-        raise DataError(f"{path}: there is a label {min(numbers):.0f}; whole numbers must be at least 0")
-    return np.array(numbers).astype(np.int64)
+        return None
+    if any("_" in text for text in labels.tolist()):  # numbers of Python's, and of nobody else's
+        return None
+    whole = (numbers == np.rint(numbers)) & (np.abs(numbers) < 2**53)
+    if not whole.all():
+        wrong = str(labels[int(whole.argmin())])
+        raise DataError(f"{path}: labels such as {wrong!r} are numbers, but no whole ones")
+    if (least := float(numbers.min())) < 0:
+        raise DataError(f"{path}: there is a label {least:.0f}; whole numbers must be at least 0")
+    return numbers.astype(np.int64)

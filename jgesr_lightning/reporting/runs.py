@@ -64,6 +64,12 @@ class Run:
         """What tells this run from the others of its condition."""
         return seed_of(self.config)
 
+    @property
+    def last_round(self) -> int:
+        """The number of the round that its summary is of."""
+        number: int = self.summary["last"]["round"]
+        return number
+
     @cached_property
     def protocol(self) -> dict[str, Any]:
         """The settings that it shares with the other methods of a table."""

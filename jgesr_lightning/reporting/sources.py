@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -74,6 +75,9 @@ class Folder:
                 raise ValueError("the file is empty")
         if any(None in row or None in row.values() for row in rows):
             raise ValueError("a row is not as long as the header")
+        rounds = [int(row["round"]) for row in rows]
+        if any(after <= before for before, after in itertools.pairwise(rounds)):
+            raise ValueError("its rounds do not ascend")
         return list(reader.fieldnames), rows
 
     def class_counts(self) -> tuple[list[str], Array] | None:
@@ -130,18 +134,19 @@ def curve_names(source: Source) -> list[str]:
     return [name for name in source.metrics() if name.startswith(CURVES)]
 
 
-def damage(source: Source, metric: str) -> str | None:
+def damage(source: Source, metric: str, last_round: int) -> str | None:
     """Return which of the files that figures are drawn from cannot be read, and why; None where all can."""
     name = "metrics.csv"
     try:
-        for curve in (averaged(metric)[0], *curve_names(source)):
-            source.history(curve)
+        ends = {held[0][-1] for curve in (averaged(metric)[0], *curve_names(source)) if (held := source.history(curve))}
         name = "partition.csv"
         held = source.class_counts()
         name = "graphs.npz"
         kept = source.last_graph()
     except UNREADABLE as error:
         return f"{name} cannot be read ({type(error).__name__}: {error})"
+    if ends and max(ends) != last_round:
+        return f"metrics.csv ends at round {max(ends)}, the run at round {last_round}"
     if held is not None and kept is not None and len(held[1]) != len(kept[1]):
         return f"partition.csv has {len(held[1])} clients, graphs.npz {len(kept[1])}"
     return None

@@ -15,7 +15,7 @@ from jgesr_lightning.config import ConfigError
 from jgesr_lightning.data import DataError
 from jgesr_lightning.data.folders import FORMATS, class_tree, read_image
 from jgesr_lightning.data.samples import LabelArray, inputs_of, labels_of
-from jgesr_lightning.data.tables import read_table
+from jgesr_lightning.data.tables import as_labels, read_table
 from jgesr_lightning.data.tensors import read_entries
 
 TENSORS = (".pt", ".npz")
@@ -102,6 +102,8 @@ def labelled(
             found: LabelArray = labels_of(path, entries["y"], len(inputs))
         elif suffix == TABLE:
             columns, values, found = read_table(path, label, features)
+            if not set(found.tolist()) <= set(classes):
+                (found,) = as_labels([(path, found)])
             inputs = _fitting(path, _in_order(path, columns, values, features), shape)
         else:
             kinds = ", ".join([*TENSORS, TABLE])

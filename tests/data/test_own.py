@@ -546,6 +546,36 @@ def test_whole_numbers_and_texts_as_labels(tables):
     assert load_dataset("clients", tables).classes == ("10", "9", "cat")
 
 
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        (("01 02", "01 A1", "02 A1"), ("01", "02", "A1")),  # what one file says of a code counts in all
+        (("1.0 2", "1 2.0", "x 1.0"), ("1", "2", "x")),
+        (("1.0 2", "1 2.0", "01 2"), ("01", "1", "2")),
+        (("0 00", "00 000", "0 000"), ("0", "00", "000")),
+        (("1_0 10", "10 1_0", "10"), ("10", "1_0")),
+        (("07 08", "08 07", "07"), ("7", "8")),
+        (("v1.0 v1", "v1", "v1.0"), ("v1", "v1.0")),
+    ],
+)
+def test_codes_in_tables_are_one_class_each(tables, labels, classes):
+    for path, texts in zip(sorted(tables.iterdir()), labels, strict=True):
+        write_csv(path, [f"1,{text},2" for text in texts.split()] * 2)
+    assert load_dataset("clients", tables).classes == classes
+
+
+def test_features_that_single_precision_makes_constant_are_named(tables, tmp_path):
+    write_csv(tables / "bob.csv", [f"{1_700_000_000 + i},no,2" for i in range(4)])
+    with pytest.raises(DataError, match=r"bob.csv: column 'a' lies between 1700000000.0 and 1700000003.0,"):
+        load_dataset("clients", tables)
+    write_csv(tables / "bob.csv", [f"{1_700_000_000 + 1000 * i},no,2" for i in range(4)])
+    assert len(load_dataset("clients", tables).train_inputs[:, 0].unique()) > 4
+    for x in (1e6 + 1e-3 * X, 10**12 + np.arange(120).reshape(24, 5), X * 1e-60):
+        save(tmp_path / "set.npz", x=x, y=Y)
+        with pytest.raises(DataError, match=r"set.npz: feature 0 of x lies between .*; subtract what"):
+            load_dataset("tensors", tmp_path / "set.npz")
+
+
 def test_files_that_do_not_go_together_are_named(tables, tmp_path):
     save(tables / "bob.npz", x=X, y=Y)
     with pytest.raises(DataError, match=r"bob.npz and bob.csv would both be client bob"):
@@ -739,5 +769,5 @@ def test_a_run_goes_on_with_the_data_that_it_began_with_alone(tmp_path):
 
     assert len(own_accuracies(open_trained(tmp_path / "run"), "received")) == 3
     save(tmp_path / "set.npz", x=many, y=labels)
-    with pytest.raises(ConfigError, match="the data of .*run are others by now"):
+    with pytest.raises(ConfigError, match=r"the data of .*run are others by now"):
         own_accuracies(open_trained(tmp_path / "run"), "received")

@@ -320,7 +320,8 @@ def test_the_mean_over_the_last_evaluations(tmp_path):
 def rewrite(folder, last, *lines):
     """Give a run other last values and another table of metrics."""
     summary = json.loads((folder / "summary.json").read_text())
-    change(folder, last=summary["last"] | last)
+    ends = int("\n".join(lines).splitlines()[-1].split(",")[0])
+    change(folder, last=summary["last"] | {"round": ends} | last)
     (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
 
 
@@ -342,6 +343,20 @@ def test_evaluations_that_diverged_are_no_rounds_without_one(tmp_path):
             "harmed1: loss/received is not finite; left out",
             "harmed2: not all of the last 2 evaluations have a finite loss/received; left out",
         ]
+
+
+def test_a_curve_that_is_not_the_runs_is_not_averaged(tmp_path):
+    make_run(tmp_path / "runs", "sound", 0.9, method="fedavg")
+    head = "round,accuracy/received"
+    for name, last, *rows in ("stale", {"round": 4}, "1,0.5", "2,0.6"), ("twice", {}, "1,0.5", "2,0.6", "2,0.6"):
+        rewrite(make_run(tmp_path / "runs", name, 0.9, method=name), last, head, *rows)
+    (table,), collection = built([tmp_path / "runs"], "accuracy/received@2")
+    assert table.rows == ["fedavg"]
+    assert collection.notes == [
+        "stale: metrics.csv ends at round 2, the run at round 4; left out",
+        "twice: metrics.csv cannot be read (ValueError: its rounds do not ascend); left out",
+    ]
+    assert built([tmp_path / "runs"])[0][0].rows == ["fedavg", "stale", "twice"]  # summaries are enough
 
 
 def test_a_metric_that_no_run_ends_with_is_known_but_not_finite(tmp_path):
