@@ -138,7 +138,8 @@ def damage(source: Source, metric: str, last_round: int) -> str | None:
     """Return which of the files that figures are drawn from cannot be read, and why; None where all can."""
     name = "metrics.csv"
     try:
-        ends = {held[0][-1] for curve in (averaged(metric)[0], *curve_names(source)) if (held := source.history(curve))}
+        curves = [source.history(curve) for curve in (averaged(metric)[0], *curve_names(source))]
+        ends = {curve[0][-1] for curve in curves if curve is not None}
         name = "partition.csv"
         held = source.class_counts()
         name = "graphs.npz"
