@@ -13,6 +13,7 @@ from jgesr_lightning.likeness import likeness
 from jgesr_lightning.plan import RoundPlan
 from jgesr_lightning.records import RoundRecord, summarise
 from jgesr_lightning.recovery import edge_scores
+from jgesr_lightning.seeding import AGGREGATION, derive, drawing_from
 from jgesr_lightning.state import FederationState
 from jgesr_lightning.timing import Stopwatch
 
@@ -124,7 +125,9 @@ class Federation:
             columns = sharding.to_columns(received)
             arrived = sharding.to_columns(mask) if plan.uplink.missing_rate > 0 else None
         former = plan.aggregator.state()
-        with self._watch.part("aggregate"):
+        # a method may draw: alike on all processes, and on the other side of an interruption
+        seed = derive(plan.seed, AGGREGATION, number)
+        with self._watch.part("aggregate"), drawing_from(seed, columns.device):
             aggregate = plan.aggregator(
                 columns,
                 plan.weights,

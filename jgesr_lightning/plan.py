@@ -55,7 +55,7 @@ class RoundPlan:
         graph_every: rounds between kept graphs; the last round's is always kept.
         nonfinite: "drop" treats a client with a non-finite upload as absent in that round, and stops where a round has
             no upload left; "drop_all" goes on even then; "raise" stops at the first one.
-        seed: seed of who takes part.
+        seed: seed of who takes part, and of what the method draws.
         stop: tells when to end early.
         groups: planted group of each client, which graphs are scored against, or None where there are none.
     """

@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import random
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 
 INIT = "initial model"
@@ -19,6 +21,7 @@ CHANNEL = "channel"
 PARTICIPATION = "participation"
 DROPOUT = "dropout"
 SUBSET = "subset"
+AGGREGATION = "aggregation"
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # without it cuBLAS takes another algorithm where streams share its memory
 
@@ -36,6 +39,21 @@ def derive(seed: int, purpose: str, round_number: int = 0, client: int = 0) -> i
 def generator(seed: int, purpose: str, round_number: int = 0, client: int = 0) -> torch.Generator:
     """Return a CPU generator for one purpose, round and client; the same numbers on every device and process."""
     return torch.Generator().manual_seed(derive(seed, purpose, round_number, client))
+
+
+@contextlib.contextmanager
+def drawing_from(seed: int, device: torch.device | None = None) -> Iterator[None]:
+    """Seed PyTorch (on `device`, too), and what else somebody's code may draw from, and give all back as they were."""
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - what others draw from
+    with torch.random.fork_rng([] if device is None or device.type == "cpu" else [device]):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)  # noqa: NPY002
 
 
 @contextlib.contextmanager

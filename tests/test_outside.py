@@ -1,6 +1,7 @@
 """Methods of somebody else's package and file, under every command: nothing of ours is touched."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,40 @@ def test_a_method_from_a_file_computes_the_same_on_two_processes(tmp_path):
     assert len(one.unique(dim=0)) == 1  # the chosen one, for all
     stored = yaml.safe_load((tmp_path / "2" / "runs" / "tiny" / "config.yaml").read_text())
     assert stored["aggregator"] == {"name": f"{tmp_path}/2/mykrum.py:Krum", "byzantine": 1, "scale": None}
+
+
+@pytest.mark.processes
+def test_a_method_that_draws_and_keeps_columns_goes_on_on_any_number_of_processes(tmp_path):
+    path = write_config(tmp_path, aggregator={"name": f"{OUTSIDE}/momentum.py:Momentum"})
+
+    def train(world, name, *more):
+        devices = "runtime.devices=auto" if world > 1 else "runtime.devices=1"
+        return [["train", path, f"name={name}", devices, *rest] for rest in more]
+
+    def run(world, argv):
+        started = together(world, argv, tmp_path / f"logs_{world}_{argv[0][2]}")
+        assert [process.wait() for process in started] == [0] * world, started[0].output
+
+    run(1, train(1, "one", ["rounds=3"], ["rounds=3"]))
+    run(2, train(2, "two", ["rounds=3"]) + train(2, "again", ["rounds=2"]))
+    copied = shutil.copytree(tmp_path / "runs" / "again", tmp_path / "runs" / "alone")
+    run(2, train(2, "again", ["rounds=3", "resume=auto"]))
+    run(1, train(1, "alone", ["rounds=3", "resume=auto"]))
+    one, first, two, again, alone = (
+        models(tmp_path / "runs" / name) for name in ("one", "one.1", "two", "again", "alone")
+    )
+    assert torch.equal(one, first) and torch.equal(two, again) and copied.is_dir()
+    for others in (two, alone):
+        torch.testing.assert_close(others, one, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.processes
+def test_a_state_that_differs_between_processes_is_refused(tmp_path):
+    path = write_config(tmp_path, aggregator={"name": f"{OUTSIDE}/momentum.py:Undeclared"})
+    started = together(2, ["train", path, "runtime.devices=auto"], tmp_path)
+    assert [process.wait() for process in started] == [1, 0]
+    assert "state()['velocity'] differs between processes" in started[0].output
+    assert "the class attribute column_state" in started[0].output
 
 
 def test_config_train_resume_table_and_study(tmp_path, monkeypatch, capsys):

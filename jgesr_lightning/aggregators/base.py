@@ -115,6 +115,8 @@ class Aggregator(nn.Module, ABC):
             is an adjacency matrix (an absent client is then isolated).
         shares: False for a method that leaves every client by itself on purpose.
         min_clients: fewer clients than this in the whole federation is an error.
+        column_state: entries of `state` whose last dimension is the columns that this process holds, such as a momentum
+            of the server; all others must be the same on all processes.
         needs: which of "previous", "initial" and "noise_std" the method cannot do without, as it is set.
 
     Attributes:
@@ -128,6 +130,7 @@ class Aggregator(nn.Module, ABC):
     mixing: ClassVar[bool] = True
     shares: ClassVar[bool] = True
     min_clients: ClassVar[int] = 1
+    column_state: ClassVar[tuple[str, ...]] = ()
     needs: tuple[str, ...] = ()
     start: str = "cloud"
     own: str = "received"
@@ -145,7 +148,7 @@ class Aggregator(nn.Module, ABC):
         return (Proximal(proximal_mu),) if proximal_mu else ()
 
     def state(self) -> dict[str, Any]:
-        """Return what the next round needs beyond the models: plain containers and tensors."""
+        """Return what the next round needs beyond the models: plain containers and tensors; see `column_state`."""
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from jgesr_lightning.plan import RoundPlan
 from jgesr_lightning.records import RoundRecord
 from jgesr_lightning.runtime import checkpoint
+from jgesr_lightning.runtime.method_state import StateError, gathered
 from jgesr_lightning.state import FederationState
 from jgesr_lightning.timing import Stopwatch
 
@@ -62,5 +63,10 @@ class Checkpoint:
         if state.round != self._saved:
             # where clients go on from their own models, the next round needs them
             trained = state.own if plan.aggregator.start == "own" else self._trained
-            checkpoint.save(self.root, state, plan.aggregator.state(), self.config, plan.sharding, trained)
+            try:
+                of_method = gathered(plan.aggregator, plan.sharding)
+            except StateError as error:
+                place = checkpoint.folder_of(self.root, state.round)
+                raise checkpoint.CheckpointError(f"could not write the checkpoint {place}: {error}") from None
+            checkpoint.save(self.root, state, of_method, self.config, plan.sharding, trained)
             self._saved = state.round

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
-import numpy as np
-import torch
 from torch import nn
 
 from jgesr_lightning import names
 from jgesr_lightning.models.fitness import check_network, check_sizes
 from jgesr_lightning.models.plain import Size, sides
 from jgesr_lightning.models.vision import PREFIX, torchvision_network
-from jgesr_lightning.seeding import INIT, derive
+from jgesr_lightning.seeding import INIT, derive, drawing_from
 
 __all__ = ["ModelFactory", "Size", "build_model", "check_sizes", "shape_arguments"]
 
@@ -43,25 +39,10 @@ def build_model(name: str, in_channels: int, image_size: Size, num_classes: int,
         ValueError: unknown name (the known ones are listed), or a network that cannot take such inputs, does not give
             such scores, or has nothing to train.
     """
-    with _drawing_from(derive(seed, INIT)):
+    with drawing_from(derive(seed, INIT)):
         net = _made(name, in_channels, image_size, num_classes)
         check_network(name, net, (in_channels, *sides(image_size)), num_classes)
     return net
-
-
-@contextmanager
-def _drawing_from(seed: int) -> Iterator[None]:
-    """Seed PyTorch, and what else somebody's function may draw from, and give them back as they were."""
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - what others draw from
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)  # noqa: NPY002
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)  # noqa: NPY002
 
 
 def _made(name: str, in_channels: int, size: Size, num_classes: int) -> nn.Module:

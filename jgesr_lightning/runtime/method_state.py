@@ -1,0 +1,98 @@
+"""The state of an aggregation method in a checkpoint: one for all processes, whatever columns each of them holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jgesr_lightning.aggregators.base import Aggregator
+from jgesr_lightning.runtime.sharding import Sharding
+
+ALIKE = 1e-6
+"""How far sums may differ between processes, relatively: kinds of processors round differently."""
+
+
+class StateError(ValueError):
+    """A method's state is not what can be kept for all processes; the message names the entry."""
+
+
+def gathered(aggregator: Aggregator, sharding: Sharding) -> dict[str, Any]:
+    """Return the state of a method with all columns; to be called by every process.
+
+    Raises:
+        StateError: an entry of `column_state` has not this process's columns, or another one differs between processes.
+    """
+    state = dict(aggregator.state())
+    names = sorted(state)
+    if not _alike([_measured(names)], sharding)[0]:
+        raise StateError("state() has other entries on another process")
+    columns = [name for name in names if name in aggregator.column_state and state[name] is not None]
+    others = [name for name in names if name not in columns]
+    alike = _alike([_measured(state[name]) for name in others], sharding)
+    for name, same in zip(others, alike, strict=True):
+        if not same:
+            raise StateError(
+                f"state()[{name!r}] differs between processes, of which the first's would be kept; pass sums over "
+                "columns through upload.reduce, and name what has a column a parameter in the class attribute "
+                "column_state"
+            )
+    for name in columns:
+        state[name] = _whole(name, state[name], sharding)
+    return state
+
+
+def _whole(name: str, part: Any, sharding: Sharding) -> Tensor:
+    """Return an entry with the columns of all processes."""
+    held = sharding.columns.stop - sharding.columns.start
+    shape = tuple(part.shape) if isinstance(part, Tensor) else ()
+    if sharding.any(shape[-1:] != (held,)):
+        what = f"of shape {shape}" if shape else f"a {type(part).__name__}"
+        raise StateError(f"state()[{name!r}] is {what}; by column_state its last dimension is the {held} columns held")
+    sent = {torch.bool: torch.uint8, torch.float16: torch.float32, torch.bfloat16: torch.float32}
+    whole = part.new_zeros(*shape[:-1], sharding.size, dtype=sent.get(part.dtype, part.dtype))
+    whole[..., sharding.columns] = part
+    return sharding.sum(whole).to(part.dtype)
+
+
+def restore(aggregator: Aggregator, state: dict[str, Any], sharding: Sharding) -> None:
+    """Give a method what `gathered` returned, with this process's columns."""
+    own = {
+        name: state[name][..., sharding.columns].clone()
+        for name in aggregator.column_state
+        if isinstance(state.get(name), Tensor)
+    }
+    aggregator.load_state({**state, **own})
+
+
+def _alike(measured: list[tuple[float, float]], sharding: Sharding) -> list[bool]:
+    """Return of each measured value whether it is that of all processes."""
+    if sharding.world_size == 1 or not measured:
+        return [True for _ in measured]
+    mine = torch.tensor(measured, dtype=torch.float64)
+    away = abs(sharding.sum(mine) / sharding.world_size - mine) > ALIKE * mine.abs()
+    return [not one for one in (sharding.sum(away.any(1).to(torch.float64)) > 0).tolist()]
+
+
+def _measured(value: Any) -> tuple[float, float]:
+    """Return how many numbers and letters a state holds, and the sum of their sizes."""
+    leaves = list(_leaves(value))
+    return float(sum(leaf.numel() for leaf in leaves)), float(sum(leaf.nan_to_num().abs().sum() for leaf in leaves))
+
+
+def _leaves(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, dict):
+        for key in value:
+            yield from _leaves(value[key])
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _leaves(item)
+    elif isinstance(value, Tensor):
+        real = torch.view_as_real(value) if value.is_complex() else value
+        yield real.detach().to("cpu", torch.float64)
+    elif isinstance(value, str):
+        yield torch.tensor(list(value.encode()), dtype=torch.float64)
+    elif value is not None:
+        yield torch.tensor([float(value)], dtype=torch.float64)
