@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jgesr_lightning.aggregators import aggregator_settings
-from jgesr_lightning.names import FIXED_DATA, is_builtin, label
+from jgesr_lightning.names import FIXED_DATA, KEYS, is_builtin, label, moved
 
 CELL = ("data.name", "channel.noise", "channel.missing_rate")
 """The settings that make up a column of a table."""
@@ -54,6 +54,17 @@ def condition(config: Mapping[str, Any]) -> dict[str, Any]:
         if key in own
         or not any(key == left_out or key.startswith(f"{left_out}.") for left_out in (*_NO_INFLUENCE, *SEEDS))
     }
+
+
+def relocated(former: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration in which parts whose files have moved since are called as they are in another one."""
+    found = dict(former)
+    for section, key in (place.split(".") for place in KEYS.values()):
+        held = [config.get(section) for config in (former, present)]
+        old, new = (part.get(key) if isinstance(part, Mapping) else None for part in held)
+        if isinstance(old, str) and isinstance(new, str) and old != new and moved(old, new):
+            found[section] = {**former[section], key: new}
+    return found
 
 
 def protocol(config: Mapping[str, Any]) -> dict[str, Any]:

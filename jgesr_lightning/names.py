@@ -163,6 +163,21 @@ def resolve(text: str, folder: str | os.PathLike[str] | None = None) -> str:
     return f"{path}:{match['attribute']}"
 
 
+def moved(former: str, present: str) -> bool:
+    """Whether two names are of one part whose file lies elsewhere by now: a copy of it, or it is gone from there.
+
+    >>> moved("/gone/mine.py:Mine", "/home/me/mine.py:Mine"), moved("/gone/mine.py:Mine", "/home/me/mine.py:Other")
+    (True, False)
+    """
+    (before, part), (now, other) = map(_file_and_part, (former, present))
+    if before is None or now is None or (before.name, part) != (now.name, other):
+        return False
+    try:
+        return not before.exists() or before.read_bytes() == now.read_bytes()
+    except OSError:
+        return False
+
+
 def label(name: str) -> str:
     """Return a short word for a name, fit for folders and tables.
 
@@ -191,6 +206,12 @@ def cause(error: BaseException) -> str:
     where = f" ({inner.filename}, line {inner.lineno})" if inner and inner.filename != __file__ else ""
     reason = " ".join(str(error).split())
     return f"{type(error).__name__}{': ' if reason else ''}{reason}{where}"
+
+
+def _file_and_part(name: str) -> tuple[Path | None, str]:
+    if match := _FILE.fullmatch(name):
+        return Path(match["place"]), match["attribute"]
+    return (Path(name) if name.endswith(tuple(sum(ENDINGS.values(), ()))) else None), ""
 
 
 def _target(kind: str, name: object) -> Any:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jgesr_lightning.config import Config, ConfigError, completed, load_config, to_dict, to_yaml
-from jgesr_lightning.identity import flatten
+from jgesr_lightning.identity import flatten, relocated
 from jgesr_lightning.paths import user_path
 from jgesr_lightning.runtime import checkpoint
 from jgesr_lightning.runtime.files import InUseError, locked, move_aside, say, write_text
@@ -112,7 +112,8 @@ def _check_unsaved(config: Config, folder: Path) -> None:
 
 
 def _check_same(former: dict[str, Any], config: Config, where: Path) -> None:
-    differing = _differences(completed(former), to_dict(config))
+    present = to_dict(config)
+    differing = _differences(completed(relocated(former, present)), present)
     if differing:
         raise ConfigError(
             f"{where} was written with other settings ({'; '.join(differing)}); "

@@ -138,6 +138,33 @@ def test_data_partition_and_network_from_a_file_beside_the_configuration(tmp_pat
     parts = tmp_path / "sub" / "parts.py"
     assert (stored["data"]["name"], stored["data"]["partition"]) == (f"{parts}:blobs", f"{parts}:deal")
     assert stored["model"]["name"] == f"{parts}:linear"
+
+
+def test_a_project_that_moved_goes_on(tmp_path, monkeypatch, capsys):
+    home = tmp_path / "home"
+    text = "base: tiny.yaml\ndata: [synthetic]\nmethods:\n  ./momentum.py:Momentum: {}\n"
+    for folder in (home, tmp_path / "away"):
+        write_config(folder, output_dir="runs", aggregator={"name": "./momentum.py:Momentum"})
+        shutil.copy(OUTSIDE / "momentum.py", folder)
+        (folder / "some.yaml").write_text(text)
+    monkeypatch.chdir(home)
+    assert cli.main(["train", "tiny.yaml", "rounds=1"]) == 0
+    assert cli.main(["study", "some.yaml", "rounds=1", "--workers", "1"]) == 0
+    shutil.copytree(home / "runs", tmp_path / "away" / "runs")
+    monkeypatch.chdir(tmp_path / "away")
+    capsys.readouterr()
+    assert cli.main(["study", "some.yaml", "rounds=1", "--list"]) == 0
+    assert capsys.readouterr().out.startswith("synthetic_s0.1_Momentum_seed0: finished, ")
+    assert cli.main(["train", "tiny.yaml", "rounds=2", "resume=auto"]) == 0
+    with (home / "momentum.py").open("a") as file:
+        file.write("# another one by now\n")
+    monkeypatch.chdir(home)
+    shutil.rmtree(home / "runs")
+    shutil.copytree(tmp_path / "away" / "runs", home / "runs")
+    assert cli.main(["train", "tiny.yaml", "rounds=3", "resume=auto"]) == 2
+    assert "away/momentum.py:Momentum, is " in capsys.readouterr().err
+    shutil.rmtree(tmp_path / "away")  # which it was before cannot be told any more
+    assert cli.main(["train", "tiny.yaml", "rounds=3", "resume=auto"]) == 0
     assert cli.main(["table", str(tmp_path / "sub" / "runs")]) == 0
     assert "blobs s=0.1" in capsys.readouterr().out
 

@@ -33,7 +33,7 @@ from jgesr_lightning.config import (
     written,
 )
 from jgesr_lightning.config.written import read_tree
-from jgesr_lightning.identity import condition, digest, flatten, seed_of
+from jgesr_lightning.identity import condition, digest, flatten, relocated, seed_of
 from jgesr_lightning.paths import user_path
 from jgesr_lightning.summary import DamagedSummaryError, read_summary
 
@@ -115,7 +115,10 @@ class Cell:
     def is_finished(self) -> bool:
         """Whether the run is done, with these very settings."""
         summary = self.summary()
-        return summary.get("status") == "finished" and identity(summary["config"]) == identity(to_dict(self.config))
+        present = to_dict(self.config)
+        if summary.get("status") != "finished":
+            return False
+        return identity(relocated(summary["config"], present)) == identity(present)
 
 
 def identity(config: Mapping[str, Any]) -> str:

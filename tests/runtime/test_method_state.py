@@ -1,4 +1,4 @@
-"""A method's state as a checkpoint has it: all columns, from any number of processes, entries that are all of theirs."""
+"""A method's state as a checkpoint has it: all columns, from any number of processes, and what these have alike."""
 
 from concurrent.futures import ThreadPoolExecutor
 
