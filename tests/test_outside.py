@@ -138,6 +138,8 @@ def test_data_partition_and_network_from_a_file_beside_the_configuration(tmp_pat
     parts = tmp_path / "sub" / "parts.py"
     assert (stored["data"]["name"], stored["data"]["partition"]) == (f"{parts}:blobs", f"{parts}:deal")
     assert stored["model"]["name"] == f"{parts}:linear"
+    assert cli.main(["table", str(tmp_path / "sub" / "runs")]) == 0
+    assert "blobs s=0.1" in capsys.readouterr().out
 
 
 def test_a_project_that_moved_goes_on(tmp_path, monkeypatch, capsys):
@@ -165,8 +167,6 @@ def test_a_project_that_moved_goes_on(tmp_path, monkeypatch, capsys):
     assert "away/momentum.py:Momentum, is " in capsys.readouterr().err
     shutil.rmtree(tmp_path / "away")  # which it was before cannot be told any more
     assert cli.main(["train", "tiny.yaml", "rounds=3", "resume=auto"]) == 0
-    assert cli.main(["table", str(tmp_path / "sub" / "runs")]) == 0
-    assert "blobs s=0.1" in capsys.readouterr().out
 
 
 def test_lists_of_indices_beside_the_configuration(tmp_path, monkeypatch):
