@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from jgesr_lightning.aggregators.base import Aggregator
+from jgesr_lightning.runtime import contents
 from jgesr_lightning.runtime.sharding import Sharding
 
 ALIKE = 1e-6
@@ -25,8 +26,10 @@ def gathered(aggregator: Aggregator, sharding: Sharding) -> dict[str, Any]:
     Raises:
         StateError: an entry of `column_state` has not this process's columns, or another one differs between processes.
     """
-    state = dict(aggregator.state())
-    names = sorted(state)
+    state: dict[str, Any] = aggregator.state()
+    if contents.of_method(state) or not all(isinstance(name, str) for name in state):
+        return state  # which is refused where it is written
+    state, names = dict(state), sorted(state)
     if not _alike([_measured(names)], sharding)[0]:
         raise StateError("state() has other entries on another process")
     columns = [name for name in names if name in aggregator.column_state and state[name] is not None]
