@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -12,7 +11,7 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, model_va
 from jgesr_lightning import names
 from jgesr_lightning.aggregators import min_clients
 from jgesr_lightning.config.methods import checked_settings
-from jgesr_lightning.config.section import Section
+from jgesr_lightning.config.section import STORED, Section
 from jgesr_lightning.paths import user_path
 from jgesr_lightning.schedules import Schedule, check_optimizer
 from jgesr_lightning.wandb_names import refusal
@@ -44,7 +43,16 @@ def _tags_taken_by_wandb(tags: tuple[str, ...]) -> tuple[str, ...]:
 
 def _known(kind: str) -> AfterValidator:
     """Return the check that a part of that kind stands behind a name."""
-    return AfterValidator(partial(names.check, kind))
+
+    def check(name: str, info: ValidationInfo) -> str:
+        return name if info.context == STORED else names.check(kind, name)
+
+    return AfterValidator(check)
+
+
+def _is_elsewhere(method: str, info: ValidationInfo) -> bool:
+    """Return whether a method has to be imported to be asked, and must not be."""
+    return info.context == STORED and not names.is_builtin("aggregators", method)
 
 
 PathText = Annotated[str, AfterValidator(_path)]
@@ -145,7 +153,9 @@ class AggregatorConfig(Section):
     """A method of `jgesr_lightning.aggregators`."""
 
     @model_validator(mode="after")
-    def _fill_in(self) -> Self:
+    def _fill_in(self, info: ValidationInfo) -> Self:
+        if _is_elsewhere(self.name, info):
+            return self
         own = self.model_extra
         assert own is not None  # keys of any name are allowed
         settings = checked_settings(self.name, own)
@@ -271,7 +281,9 @@ class Config(Section):
     seeds: SeedsConfig = SeedsConfig()
 
     @model_validator(mode="after")
-    def _enough_clients(self) -> Self:
+    def _enough_clients(self, info: ValidationInfo) -> Self:
+        if _is_elsewhere(self.aggregator.name, info):
+            return self
         needed = min_clients(self.aggregator.name, self.aggregator.settings)
         if self.clients < needed:
             method = names.label(self.aggregator.name)

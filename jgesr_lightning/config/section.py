@@ -21,6 +21,9 @@ from jgesr_lightning.checks import nearest
 from jgesr_lightning.config.error import ConfigError
 from jgesr_lightning.config.written import Items, Text, places, read_tree
 
+STORED = "stored"
+"""Context of what is read back from a run: it was checked when it was given, and parts of one's own may be gone."""
+
 FLOAT32 = (1.18e-38, 3.4e38)  # models and most of what is computed with them have 32 bits
 EXPECTED = {
     "int": "a whole number",
@@ -76,6 +79,15 @@ class Section(BaseModel):
         """Return the section of what was written, text read as the types of its keys."""
         with _one_line(cls, tree):
             return cls.model_validate(tree, strict=False)
+
+    @classmethod
+    def stored(cls, values: Mapping[str, Any]) -> Self:
+        """Return the section of values that a run has kept; parts of one's own are not imported for it.
+
+        Whoever needs such a part checks the section that names it by `replace`.
+        """
+        with _one_line(cls, values):
+            return cls.model_validate(values, context=STORED)
 
     @field_validator("*", mode="before")
     @classmethod

@@ -66,7 +66,7 @@ def attach(trained: Trained, samples: Samples, rounds: int = 1) -> Attached:
             learning rates of the run's first rounds: its last may be next to nothing.
 
     Raises:
-        ConfigError: only an export is at hand, or there are too few samples.
+        ConfigError: only an export is at hand, the method's own file is gone, or there are too few samples.
     """
     config, found = trained.config, trained.found
     if config is None or found is None:
@@ -96,7 +96,8 @@ def attach(trained: Trained, samples: Samples, rounds: int = 1) -> Attached:
     except ValueError as error:
         raise ConfigError(error) from None
     accuracies = {"before": score(start)}
-    aggregator = build_aggregator(config.aggregator.name, **config.aggregator.settings)
+    method = config.aggregator.replace()  # checks it: a method of one's own is wanted from here on
+    aggregator = build_aggregator(method.name, **method.settings)
     fabric = Fabric(  # one process, whatever launchers' variables are set
         accelerator="cpu", devices=1, precision=config.runtime.precision, plugins=[LightningEnvironment()]
     )

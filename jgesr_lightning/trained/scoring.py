@@ -45,6 +45,7 @@ def own_accuracies(trained: Trained, kind: str) -> list[float]:
 
     if trained.config is None:
         raise ConfigError(f"{trained.place} is an export; name the run's own folder, or give --data")
+    trained.config.data.replace()  # checks them: the run's own functions are wanted from here on
     data = build.data_module(trained.config)
     if (held := data_digest(read_summary(trained.place))) and held != data.digest():
         raise ConfigError(f"the data of {trained.place} are others by now; put them back, or give --data to score on")

@@ -112,7 +112,7 @@ class Trained:
             `run` (name, method, rounds, ...).
         kinds: which kinds are there.
         tensors: (client, kind) -> the state dict of the client's network.
-        config: configuration of the run; None where only an export is at hand.
+        config: configuration of the run, parts of its own not imported; None where only an export is at hand.
         found: its checkpoint; None where only an export is at hand.
     """
 
@@ -232,7 +232,7 @@ def _of_run(place: Path) -> Trained:
                 raise ConfigError(f"{place} was copied without its checkpoint; name the folder of the run, {origin}")
             raise ConfigError(f"{place} holds no checkpoint, and no {CARD} of an export; name a run's folder")
         summary = read_summary(place)
-        config = Config(**found.shared["config"])
+        config = Config.stored(found.shared["config"])
     except checkpoint.CheckpointError as error:
         raise ConfigError(error) from None  # which names the file
     except (DamagedSummaryError, ValueError) as error:
