@@ -30,7 +30,7 @@ from jgesr_lightning.trained.export import portable
 from jgesr_lightning.trained.joining import edge_weights, joined_model
 from jgesr_lightning.trained.samples import Samples, add_options, labelled
 from jgesr_lightning.trained.scoring import accuracy
-from jgesr_lightning.trained.source import CARD, ClientModel, Trained, network, open_trained, refuse_another
+from jgesr_lightning.trained.source import CARD, ClientModel, Trained, foreign, network, open_trained, refuse_another
 from jgesr_lightning.training import ClientData, build_engine
 
 MODEL = "model.safetensors"
@@ -206,7 +206,8 @@ def main(arguments: Sequence[str]) -> int:
         path, tuple(about["input_shape"]), tuple(trained.card["classes"]), given.label, about.get("features", ())
     )
     folder = user_folder(given.out or trained.place / "attached" / _name(path))
-    refuse_another(folder, os.path.abspath(path))
+    if MODEL not in refuse_another(folder, os.path.abspath(path)) and os.path.lexists(folder / MODEL):
+        raise foreign(folder / MODEL)
     result = attach(trained, samples, given.rounds)
     _write(folder, trained, result, path)
     say(f"a new client of {result.sizes[0]} training and {result.sizes[1]} test samples; accuracy on the latter:")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,13 @@ from jgesr_lightning.arguments import CommandParser
 from jgesr_lightning.config import ConfigError
 from jgesr_lightning.paths import user_folder
 from jgesr_lightning.runtime.files import say, write_atomically, write_text
-from jgesr_lightning.trained.source import CARD, KINDS, Trained, card_in, open_trained, refuse_another
+from jgesr_lightning.trained.source import CARD, KINDS, Trained, card_in, foreign, open_trained, refuse_another
 
 BOTH = "both"
 
 
 def export(trained: Trained, folder: Path, kinds: Sequence[str], *, one_file: bool = False) -> list[Path]:
-    """Write models and card; files of a former export are replaced, each at once.
+    """Write models and card; files of a former export are replaced, each at once, or removed when the card is there.
 
     Args:
         trained: the models.
@@ -32,30 +33,37 @@ def export(trained: Trained, folder: Path, kinds: Sequence[str], *, one_file: bo
         The files, the card last: where it is, all the others are.
 
     Raises:
-        ConfigError: models that are not there, an attached client in the folder, or a file of the user's own where
-            the network's file would go.
+        ConfigError: models that are not there, or what is none of a former export where something would go.
         OSError: a file cannot be written.
     """
-    refuse_another(folder)
+    former = refuse_another(folder)
+    clients = [{**entry, "files": {}} for entry in trained.card["clients"]]
+    files: dict[str, list[tuple[int, str, str]]] = {}
+    for kind in kinds:
+        for client, entry in enumerate(clients):
+            prefix = f"client_{client:03d}." if one_file else ""
+            name = f"{kind}.safetensors" if one_file else f"{kind}_client_{client:03d}.safetensors"
+            entry["files"][kind] = {"file": name} | ({"prefix": prefix} if one_file else {})
+            files.setdefault(name, []).append((client, kind, prefix))
+
+    def content(name: str) -> bytes:
+        tensors: dict[str, Tensor] = {}
+        for client, kind, prefix in files[name]:
+            tensors |= {f"{prefix}{key}": tensor.clone() for key, tensor in trained.tensors(client, kind).items()}
+        return save(tensors, metadata={"format": "pt"})
+
+    for name in files:
+        path = folder / name  # without a card, but as it would be: of an export that was cut short
+        if name not in former and os.path.lexists(path) and not (path.is_file() and path.read_bytes() == content(name)):
+            raise foreign(path)
     folder.mkdir(parents=True, exist_ok=True)
     card = portable(trained.card, folder)
-    clients = [{**entry, "files": {}} for entry in trained.card["clients"]]
-    written: list[Path] = []
-    for kind in kinds:
-        together: dict[str, Tensor] = {}
-        for client, entry in enumerate(clients):
-            tensors = {name: tensor.clone() for name, tensor in trained.tensors(client, kind).items()}
-            if one_file:
-                prefix = f"client_{client:03d}."
-                entry["files"][kind] = {"file": f"{kind}.safetensors", "prefix": prefix}
-                together |= {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
-                continue
-            entry["files"][kind] = {"file": f"{kind}_client_{client:03d}.safetensors"}
-            written.append(_write(folder / entry["files"][kind]["file"], tensors))
-        if one_file:
-            written.append(_write(folder / f"{kind}.safetensors", together))
+    for name in files:
+        _write(folder / name, content(name))
     write_text(folder / CARD, json.dumps({**card, "clients": clients}, indent=1))
-    return [*written, folder / CARD]
+    for name in former - files.keys():
+        (folder / name).unlink(missing_ok=True)
+    return [*(folder / name for name in files), folder / CARD]
 
 
 def portable(card: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -72,7 +80,7 @@ def portable(card: dict[str, Any], folder: Path) -> dict[str, Any]:
         content = source.read_bytes()
         if copy.exists() and copy.read_bytes() != content and not _names(card_in(folder), copy):
             raise ConfigError(f"{copy} is another file than {source}, which goes along; name another folder with --out")
-        write_atomically(copy, lambda file: file.write(content))
+        _write(copy, content)
     return {**card, "network": {**card["network"], "name": f"./{copy.name}:{attribute}"}}
 
 
@@ -82,10 +90,8 @@ def _names(card: dict[str, Any], copy: Path) -> bool:
     return isinstance(network, dict) and str(network.get("name")).startswith(f"./{copy.name}:")
 
 
-def _write(path: Path, tensors: dict[str, Tensor]) -> Path:
-    content = save(tensors, metadata={"format": "pt"})
+def _write(path: Path, content: bytes) -> None:
     write_atomically(path, lambda file: file.write(content))
-    return path
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -345,27 +345,44 @@ def _check_card(card: dict[str, Any]) -> None:
 
 
 def card_in(folder: Path) -> dict[str, Any]:
-    """Return the card that a folder holds, empty where there is none that can be read."""
+    """Return the card that a folder holds, empty where there is none of ours."""
     try:
         card = json.loads((folder / CARD).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    return card if isinstance(card, dict) else {}
+    return card if isinstance(card, dict) and card.keys() >= {"schema", "network", "clients"} else {}
 
 
-def refuse_another(folder: Path, attached: str | None = None) -> None:
+def refuse_another(folder: Path, attached: str | None = None) -> set[str]:
     """Raise ConfigError where what is written next would take the place of something else: the same is made anew.
 
     Args:
         folder: where to.
         attached: data of the new client that goes there; None: the models of a run.
+
+    Returns:
+        The names of the files of models that are the same's, and may be replaced.
     """
     card = card_in(folder)
+    if not card and os.path.lexists(folder / CARD):
+        raise foreign(folder / CARD)
     client = card.get("attached")
     former = client.get("data") if isinstance(client, dict) else None
     if card and former != attached:
         held = "the models of a run, an export" if former is None else f"the client of {former}"
         raise ConfigError(f"{folder} holds {held}; name another folder with --out")
+    try:
+        files = (
+            {str(about["file"]) for entry in card["clients"] for about in entry["files"].values()} if card else set()
+        )
+    except (LookupError, TypeError, AttributeError):  # changed by hand
+        files = set()
+    return {name for name in files if name == Path(name).name and name.endswith(".safetensors")}
+
+
+def foreign(path: Path) -> ConfigError:
+    """Return the error for a file that would be replaced and is none of ours."""
+    return ConfigError(f"{path} is no file of this program's; name another folder with --out")
 
 
 def _exported(place: Path) -> Trained:

@@ -172,6 +172,19 @@ def test_a_client_of_other_data_is_not_replaced(result, tmp_path, capsys):
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["card.json", "model.safetensors"]
 
 
+@pytest.mark.parametrize("name", ["card.json", "model.safetensors"])
+def test_a_file_of_another_program_is_not_replaced(result, tmp_path, capsys, name):
+    x, y = newcomer()
+    torch.save({"x": x, "y": y}, tmp_path / "late.pt")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).write_text("[]")
+    call = ["attach", str(result.folder), "--data", str(tmp_path / "late.pt"), "--out", str(tmp_path / "out")]
+    assert main(call) == 2
+    line = f"error: {tmp_path}/out/{name} is no file of this program's; name another folder with --out\n"
+    assert capsys.readouterr().err == line
+    assert [path.read_text() for path in (tmp_path / "out").iterdir()] == ["[]"]
+
+
 def test_an_export_is_not_replaced_and_a_folder_is_named_from_within(result, tmp_path, monkeypatch, capsys):
     assert main(["export", str(result.folder), "--out", str(tmp_path / "away")]) == 0
     x, y = newcomer()

@@ -190,6 +190,45 @@ def test_a_damaged_file_is_named(result, tmp_path):
         load_client(tmp_path, 1, "trained")
 
 
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("name", ["card.json", "trained_client_002.safetensors"])
+def test_what_is_not_of_an_export_stays_and_is_named(result, tmp_path, capsys, name):
+    (tmp_path / name).write_text('{"title": "of another program"}')
+    before = contents(tmp_path)
+    assert main(["export", str(result.folder), "--out", str(tmp_path)]) == 2
+    line = f"error: {tmp_path}/{name} is no file of this program's; name another folder with --out\n"
+    assert capsys.readouterr().err == line
+    assert contents(tmp_path) == before
+
+
+def test_an_export_that_was_cut_short_is_made_again(result, tmp_path):
+    assert main(["export", str(result.folder), "--out", str(tmp_path)]) == 0
+    before = contents(tmp_path)
+    (tmp_path / "card.json").unlink()
+    (tmp_path / "received_client_003.safetensors").unlink()
+    assert main(["export", str(result.folder), "--out", str(tmp_path)]) == 0
+    assert contents(tmp_path) == before
+
+
+def test_what_only_a_former_export_held_goes_and_nothing_else(result, tmp_path):
+    out = tmp_path / "out"
+    assert main(["export", str(result.folder), "--out", str(out)]) == 0
+    for kept in (out / "notes.txt", out / "other.safetensors", tmp_path / "beside.safetensors"):
+        kept.write_text("mine")
+    card = json.loads((out / "card.json").read_text())
+    named = ("../beside.safetensors", "notes.txt", "was_here.safetensors")  # by hand; it is followed to no other place
+    card["clients"].append({"files": {name: {"file": name} for name in named}})
+    (out / "card.json").write_text(json.dumps(card))
+    assert main(["export", str(result.folder), "--out", str(out), "--one-file", "--what", "trained"]) == 0
+    found = sorted(path.name for path in out.iterdir())
+    assert found == ["card.json", "notes.txt", "other.safetensors", "trained.safetensors"]
+    assert (tmp_path / "beside.safetensors").exists()
+    assert load_client(out, 3).kind == "trained"
+
+
 def test_a_network_of_ones_own_goes_along(tmp_path, monkeypatch, capsys):
     (tmp_path / "mine.py").write_text(
         "from torch import nn\n"
