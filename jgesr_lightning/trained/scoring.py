@@ -79,7 +79,11 @@ def predict_main(arguments: Sequence[str]) -> int:
         "predict runs/mnist_s01 --client 3 digit.png",
     )
     parser.add_argument("files", metavar="FILE", nargs="+", help="images, .pt or .npz with x, or .csv of features")
-    parser.add_argument("--client", type=int, required=True, help="whose model: 0 to K - 1")
+    parser.add_argument(
+        "--client",
+        required=True,
+        help="whose model: its number, 0 to K - 1, or the name of its file (oslo of oslo.csv)",
+    )
     given = parser.parse_args(list(arguments))
     model = open_trained(given.run).client(given.client, given.what)
     read = [unlabelled(user_path(file), model.input_shape, model.features) for file in given.files]

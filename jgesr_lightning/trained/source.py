@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from jgesr_lightning import names
-from jgesr_lightning.checks import number, one_of, whole
+from jgesr_lightning.checks import is_count, nearest, number, one_of, whole
 from jgesr_lightning.config import Config, ConfigError
 from jgesr_lightning.layout import ParameterLayout
 from jgesr_lightning.models import build_model, shape_arguments
@@ -147,22 +147,45 @@ class Trained:
             )
         return kind
 
-    def client(self, client: int, kind: str | None = None) -> ClientModel:
-        """Return a client's network with its weights, in evaluation mode.
+    def number_of(self, client: int | str) -> int:
+        """Return a client's number, 0 to K - 1.
+
+        Args:
+            client: the number, or a text: a number, or else the client's name in the card. What is both is the number;
+                01 is first of all a name.
+
+        Raises:
+            ConfigError: no such client.
+        """
+        given: object = client
+        if isinstance(given, str):
+            called = [str(entry.get("name", k)) for k, entry in enumerate(self.card["clients"])]
+            digits = given.removeprefix("-")
+            counted = is_count(digits)
+            if given in called and not (counted and digits == str(int(digits)) and int(given) < self.num_clients):
+                return called.index(given)
+            if not counted:
+                near = nearest(given, called)
+                raise ConfigError(f"client is {given!r}{near}; {self.place} has clients 0 to {self.num_clients - 1}")
+            given = int(given)
+        try:
+            whole("client", given)
+        except ValueError as error:
+            raise ConfigError(error) from None
+        assert isinstance(given, Integral)
+        number = int(given)  # NumPy's, too
+        if number >= self.num_clients:
+            raise ConfigError(f"client is {number}; {self.place} has clients 0 to {self.num_clients - 1}")
+        return number
+
+    def client(self, client: int | str, kind: str | None = None) -> ClientModel:
+        """Return a client's network with its weights, in evaluation mode; see `number_of`.
 
         Raises:
             ConfigError: no such client or kind, or a network that cannot be built or does not fit the weights.
         """
         kind = self.best_kind(kind)
-        given: object = client
-        if not isinstance(given, bool) and isinstance(given, Integral):
-            client = int(given)  # NumPy's, too
-        try:
-            whole("client", client)
-        except ValueError as error:
-            raise ConfigError(error) from None
-        if client >= self.num_clients:
-            raise ConfigError(f"client is {client}; {self.place} has clients 0 to {self.num_clients - 1}")
+        client = self.number_of(client)
         net = network(self.card)
         try:
             net.load_state_dict(self.tensors(client, kind))
@@ -188,12 +211,13 @@ def network(card: dict[str, Any]) -> nn.Module:
     return net.to(DTYPES[about["dtype"]])
 
 
-def load_client(run: str | os.PathLike[str], client: int, what: str | None = None) -> ClientModel:
+def load_client(run: str | os.PathLike[str], client: int | str, what: str | None = None) -> ClientModel:
     """Return one client's trained network, ready for data as they come.
 
     Args:
         run: a run's folder, or one that `export` wrote.
-        client: 0 to K - 1.
+        client: its number, 0 to K - 1, or the name of its file where clients have files of their own: "oslo". A text
+            that is a number, "3", is the number, unless only a name is such.
         what: "trained" or "received"; None: the trained one, if it was kept.
 
     Raises:

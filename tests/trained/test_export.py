@@ -177,7 +177,7 @@ def test_out_may_not_be_a_file(result, tmp_path, capsys):
 
 def test_clients_may_be_numpys_numbers(result):
     assert load_client(result.folder, np.int64(1)).client == 1
-    for wrong in (True, 1.0, "1"):
+    for wrong in (True, 1.0, None, "one", "-1", ""):
         with pytest.raises(ConfigError, match="client is"):
             load_client(result.folder, wrong)
 

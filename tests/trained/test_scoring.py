@@ -125,6 +125,32 @@ def test_columns_of_a_table_are_taken_by_their_names(tmp_path, monkeypatch, caps
     assert "other.csv has no column 'v'; the network was trained on u, v" in capsys.readouterr().err
 
 
+def test_a_client_is_told_by_its_number_or_name(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    rows = np.random.default_rng(0).normal(size=(40, 2)).round(3).tolist()
+    called = ["01", "1", "2", "9", "bergen"]  # 0 to 4, in the order of their files
+    for name in called:
+        write_table(tmp_path / "data" / f"{name}.csv", ["u", "v", "label"], [[u, v, int(u > 0)] for u, v in rows])
+    settings = f"data.name=clients data.root={tmp_path / 'data'} data.fraction=1 clients=5 model.name=mlp rounds=1"
+    settings += f" aggregator.name=fedavg runtime.devices=1 logging.wandb=false output_dir={tmp_path}"
+    place = run(load_config("mnist_quick", settings)).folder
+    meant = {"01": 0, "1": 1, "2": 2, "9": 3, "bergen": 4, "0": 0, "3": 3, "02": 2}
+    assert {client: load_client(place, client).client for client in meant} == meant
+    with pytest.raises(ConfigError, match=r"^client is 9; .* has clients 0 to 4$"):
+        load_client(place, 9)
+    assert main(["export", str(place), "--out", str(tmp_path / "away")]) == 0
+    write_table(tmp_path / "new.csv", ["u", "v"], rows)
+    for folder in (place, tmp_path / "away"):
+        capsys.readouterr()
+        for client in ("4", "bergen"):
+            assert main(["predict", str(folder), "--client", client, str(tmp_path / "new.csv")]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[:41] == lines[41:]
+        for wrong, said in (("brgen", "'brgen' (did you mean 'bergen'?)"), ("7", "7"), ("x", "'x'")):
+            assert main(["predict", str(folder), "--client", wrong, str(tmp_path / "new.csv")]) == 2
+            assert capsys.readouterr().err == f"error: client is {said}; {folder} has clients 0 to 4\n"
+
+
 def test_images_from_0_to_1_are_refused_by_a_network_of_bytes(result, pictures, tmp_path, capsys):
     x, y = pictures
     model = load_client(result.folder, 1)
