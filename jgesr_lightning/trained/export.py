@@ -102,7 +102,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("run", metavar="RUN", help="folder of a run")
     parser.add_argument("--what", help="received, trained or both (default: all that were kept)")
     parser.add_argument("--one-file", action="store_true", help="all clients in one file")
-    parser.add_argument("--out", metavar="FOLDER", help="where to (default: RUN/export)")
+    parser.add_argument("--out", metavar="FOLDER", help="where to, in place of a former export (default: RUN/export)")
     given = parser.parse_args(list(arguments))
     trained = open_trained(given.run)
     kinds = _kinds(trained, given.what)
