@@ -51,7 +51,7 @@ def choose_engine(
     except ValueError as error:
         if name == "stacked":
             raise
-        return "sequential", str(error)
+        return "sequential", str(error).partition("; use engine=")[0]  # which is done already
     if name == "stacked":
         return name, "as configured"
     advance = "one client at a time on fixed buffers" if device_type == "cpu" else "all clients at once"
