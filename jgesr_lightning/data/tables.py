@@ -20,7 +20,9 @@ from jgesr_lightning.data.samples import LabelArray, single
 _POINT_ZERO = re.compile(r"^([+-]?\d+)\.0*$")  # a whole number that went through a column with gaps
 
 
-def read_table(path: Path, label: str | None, wanted: Sequence[str] = ()) -> tuple[tuple[str, ...], Tensor, LabelArray]:
+def read_table(
+    path: Path, label: str | None, wanted: Sequence[str] = (), option: str = "data.label"
+) -> tuple[tuple[str, ...], Tensor, LabelArray]:
     """Return the names of the features, the features (n, features) float32, and the labels of a table, as texts.
 
     `as_labels` makes numbers of them; it takes all tables that belong together.
@@ -29,6 +31,7 @@ def read_table(path: Path, label: str | None, wanted: Sequence[str] = ()) -> tup
         path: file of values separated by commas; its first line names the columns.
         label: name of the column of labels; all others are features. None: all are, and labels are zero.
         wanted: the features that are read, whatever else there is; empty: all.
+        option: what `label` is given by, for messages.
 
     Raises:
         DataError: the file cannot be read, lacks that column, or a value is missing or no finite number.
@@ -39,10 +42,12 @@ def read_table(path: Path, label: str | None, wanted: Sequence[str] = ()) -> tup
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, strict=True)
             columns = [name.strip() for name in next(reader, [])]
+            if len(columns) == 1 and ";" in columns[0] and columns[0] not in (label, *wanted):
+                raise _semicolons(path, columns[0], label, option)
             twice = sorted({name for name in columns if columns.count(name) > 1})
             if twice:
                 raise DataError(f"{path} has more than one column {twice[0]!r}")
-            place = -1 if label is None else _label_place(path, columns, label)
+            place = -1 if label is None else _label_place(path, columns, label, option)
             read = [k for k, name in enumerate(columns) if k != place and (not wanted or name in wanted)]
             if not wanted and not all(columns[k] for k in read):  # most often the row's number, and no feature
                 raise DataError(f"{path} has a column without a name; name it, or leave it out (pandas: index=False)")
@@ -68,12 +73,21 @@ def read_table(path: Path, label: str | None, wanted: Sequence[str] = ()) -> tup
     return names, single(path, features, names), np.array(labels)
 
 
-def _label_place(path: Path, columns: list[str], label: str) -> int:
+def _semicolons(path: Path, header: str, label: str | None, option: str) -> DataError:
+    """Return the error for a table as spreadsheets write it where the comma is in numbers."""
+    columns = [name.strip().strip('"') for name in header.split(";")]
+    then = (
+        f"; then name the column of labels by {option}, as {label!r} is none" if label not in (None, *columns) else ""
+    )
+    return DataError(f"{path}: its columns are separated by semicolons, and must be by commas{then}")
+
+
+def _label_place(path: Path, columns: list[str], label: str, option: str) -> int:
     if label not in columns:
         found = ", ".join(columns)[:100] or "nothing"
         raise DataError(
             f"{path} has no column {label!r}{nearest(label, columns)}; its first line names {found}; name the column "
-            "of labels in data.label, or by --label (columns are separated by commas)"
+            f"of labels by {option} (columns are separated by commas)"
         )
     if len(columns) < 2:
         raise DataError(f"{path} has the column {label!r} alone; it must have features beside it")

@@ -101,7 +101,7 @@ def labelled(
             inputs = _fitting(path, inputs_of(path, entries["x"]), shape)
             found: LabelArray = labels_of(path, entries["y"], len(inputs))
         elif suffix == TABLE:
-            columns, values, found = read_table(path, label, features)
+            columns, values, found = read_table(path, label, features, option="--label")
             if not set(found.tolist()) <= set(classes):
                 (found,) = as_labels([(path, found)])
             inputs = _fitting(path, _in_order(path, columns, values, features), shape)

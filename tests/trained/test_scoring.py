@@ -12,7 +12,7 @@ from jgesr_lightning import load_client, load_config, run
 from jgesr_lightning.cli import main
 from jgesr_lightning.config import ConfigError
 from jgesr_lightning.trained import open_trained
-from jgesr_lightning.trained.samples import labelled
+from jgesr_lightning.trained.samples import labelled, unlabelled
 
 
 @pytest.fixture
@@ -123,6 +123,18 @@ def test_columns_of_a_table_are_taken_by_their_names(tmp_path, monkeypatch, caps
     write_table(tmp_path / "other.csv", ["u", "w", "ill"], [[u, v, int(u > 0)] for u, v in rows])
     assert main(["evaluate", place, "--data", str(tmp_path / "other.csv"), "--label", "ill"]) == 2
     assert "other.csv has no column 'v'; the network was trained on u, v" in capsys.readouterr().err
+
+
+def test_what_a_table_lacks_is_said_in_the_words_of_the_command(tmp_path):
+    (tmp_path / "new.csv").write_text("u,v,ill\n1,2,0\n")
+    with pytest.raises(ConfigError, match=r"name the column of labels by --label \(columns are separated by commas\)$"):
+        labelled(tmp_path / "new.csv", (2,), ("0", "1"), "label")
+    (tmp_path / "new.csv").write_text("u;v;ill\n1,5;2;0\n")
+    line = r"its columns are separated by semicolons, and must be by commas"
+    with pytest.raises(ConfigError, match=f"{line}; then name the column of labels by --label, as 'label' is none$"):
+        labelled(tmp_path / "new.csv", (2,), ("0", "1"), "label")
+    with pytest.raises(ConfigError, match=f"new.csv: {line}$"):
+        unlabelled(tmp_path / "new.csv", (2,), ("u", "v"))
 
 
 def test_a_client_is_told_by_its_number_or_name(tmp_path, monkeypatch, capsys):
