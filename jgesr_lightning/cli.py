@@ -222,7 +222,8 @@ def data(arguments: Sequence[str]) -> int:
         found = load_dataset(config.data.name, config.data.root, verify=config.data.verify, label=config.data.label)
     except ValueError as error:  # no data, or a function that cannot be called for them
         raise ConfigError(error) from None
-    shape = " x ".join(str(size) for size in found.train_inputs.shape[1:])
+    sizes = found.train_inputs.shape[1:]
+    shape = " x ".join(map(str, sizes)) if len(sizes) > 1 else f"{sizes[0]} feature{'s' if sizes[0] > 1 else ''}"
     print(
         f"{found.name}: {len(found.train_inputs)} training and {len(found.test_inputs)} test samples of {shape}, "
         f"{len(found.classes)} classes; data folder {data_root(config.data.root)}"

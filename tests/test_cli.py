@@ -209,22 +209,42 @@ def test_data_takes_a_set_of_ones_own_by_its_name(arguments, capsys, monkeypatch
     )
     monkeypatch.delitem(sys.modules, "blobs_of_mine", raising=False)
     assert cli.main(["data", *arguments]) == 0
-    assert "blobs: 30 training and 0 test samples of 30, 3 classes" in capsys.readouterr().out
+    assert "blobs: 30 training and 0 test samples of 30 features, 3 classes" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["./sets_of_mine.py:sized"], "sized(root, size) cannot be called for this: missing a required argument"),
+        (
+            ["./sets_of_mine.py:sized"],
+            "data.name=sized; sized(root, size) cannot be called for this: missing a required argument",
+        ),
+        (["clients", "data.root=tables"], "name the column of labels by data.label (columns"),
         (["synthetic", "mnist"], "one data set at a time, got synthetic, mnist"),
     ],
 )
 def test_data_refuses_what_it_cannot_read(arguments, words, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sets_of_mine.py").write_text("def sized(root, size):\n    pass\n")
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "a.csv").write_text("u,ill\n1,0\n")
     assert cli.main(["data", *arguments]) == 2
     said = capsys.readouterr()
     assert words in said.err and said.err.count("\n") == 1 and not said.out
+
+
+def test_data_says_once_what_it_left_out(capsys, caplog, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    (tmp_path / "tables").mkdir()
+    for name in ("train", "test"):
+        (tmp_path / "tables" / name).mkdir()
+        (tmp_path / "tables" / name / "a.csv").write_text("u,label\n" + "1,0\n2,1\n" * 20)
+    (tmp_path / "tables" / "notes.txt").write_text("mine")
+    for _ in range(2):  # decoded, then out of the cache
+        assert cli.main(["data", "clients", f"data.root={tmp_path / 'tables'}"]) == 0
+        said = capsys.readouterr()
+        assert (said.err + caplog.text).count("notes.txt") == 0 and said.out.count("notes.txt") == 1
+        assert "samples of 1 feature, 2 classes" in said.out
 
 
 def test_reports_get_their_arguments(monkeypatch):

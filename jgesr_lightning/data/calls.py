@@ -10,8 +10,14 @@ from jgesr_lightning.data.dataset import DataError
 from jgesr_lightning.names import cause
 
 
-def call(function: Callable[..., Any], *arguments: Any, **offered: Any) -> Any:
+def call(key: str, function: Callable[..., Any], *arguments: Any, **offered: Any) -> Any:
     """Return ``function(*arguments, **options)`` with the offered options that its signature has a place for.
+
+    Args:
+        key: the setting that names the function, and its value, for messages: ``data.name=blobs``.
+        function: what is called.
+        arguments: by position, always given.
+        offered: by name, given if they are wanted.
 
     Raises:
         ValueError: it needs something else.
@@ -27,7 +33,7 @@ def call(function: Callable[..., Any], *arguments: Any, **offered: Any) -> Any:
         signature.bind(*arguments, **offered)
     except TypeError as error:
         name = getattr(function, "__name__", function)
-        raise ValueError(f"{name}{signature} cannot be called for this: {error}") from None
+        raise ValueError(f"{key}; {name}{signature} cannot be called for this: {error}") from None
     if getattr(function, "__module__", "").startswith("jgesr_lightning."):
         return function(*arguments, **offered)
     try:

@@ -155,7 +155,13 @@ def make_partition(
             function, where = partition, f"data.partition={getattr(partition, '__name__', partition)}"
         ids = None if clients is None else clients[used]
         found = call(
-            function, labels[used], num_clients=num_clients, clients=ids, client_names=tuple(client_names), **options
+            where,
+            function,
+            labels[used],
+            num_clients=num_clients,
+            clients=ids,
+            client_names=tuple(client_names),
+            **options,
         )
         parts = [used[part] for part in _checked(where, found, len(used), num_clients)]
     least = options.get("min_samples", 1)

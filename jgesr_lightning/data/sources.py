@@ -51,7 +51,7 @@ def load_dataset(
     folder, find = data_root(root), names.find("data", name)
     options = {"verify": verify, "label": label, "given": bool(root)}
     try:
-        source = _find(find, folder, download=False, **options)
+        source = _find(name, find, folder, download=False, **options)
     except DataError:
         if "download" not in inspect.signature(find).parameters:
             raise
@@ -61,9 +61,7 @@ def load_dataset(
         source = _find_downloading(name, folder, find, options)
 
     def decode() -> RawDataset:
-        dataset: RawDataset = call(source.decode)
-        if dataset.left_out:
-            log.warning("%s in %s: %s", name, folder, dataset.left_out)
+        dataset: RawDataset = call(f"data.name={names.label(name)}", source.decode)
         return dataset
 
     if not source.files:
@@ -92,11 +90,11 @@ def _find_downloading(name: str, folder: Path, find: Finder, options: dict[str, 
             "name the folder that holds them in data.root or JGESR_DATA"
         )
     with locked(cache_paths(name, folder)[-1].with_suffix(".lock")):  # one process downloads, others find its files
-        return _find(find, folder, download=True, **options)
+        return _find(name, find, folder, download=True, **options)
 
 
-def _find(find: Finder, folder: Path, **options: Any) -> Source:
-    found = call(find, folder, **options)
+def _find(name: str, find: Finder, folder: Path, **options: Any) -> Source:
+    found = call(f"data.name={names.label(name)}", find, folder, **options)
     if isinstance(found, RawDataset):
         return Source(lambda: found)
     if isinstance(found, Source):

@@ -503,7 +503,14 @@ def test_other_partitions_pool_the_clients(tables):
             "a,Label,b",
             r"has no column 'label' \(did you mean 'Label'\?\); its first line names a, Label, b",
         ),
-        (["1;no;2"], "a;label;b", "has no column 'label'.* its first line names a;label;b"),
+        (["1,no,2"], "a,c,b", r"a, c, b; name the column of labels by data.label \(columns are separated by commas\)$"),
+        (["1;no;2"], "a;label;b", "bob.csv: its columns are separated by semicolons, and must be by commas$"),
+        (
+            ["1,5;no;2"],
+            'a;"c";b',
+            "its columns are separated by semicolons, and must be by commas; then name the column of labels by "
+            "data.label, as 'label' is none$",
+        ),
         (["1,no,2"], "a,label,a", "has more than one column 'a'"),
         (["no"], "label", "has the column 'label' alone"),
         (["1,no,2,3"], "a,label,b,c", "has features a, b, c, but .*alice.csv has a, b; they must agree"),
@@ -736,7 +743,10 @@ def test_functions_from_a_file_are_data_sets_and_partitions(tmp_path, monkeypatc
         (["data.name=./mine.py:failing_later"], r"^failing_inside failed: KeyError: .* \(.*mine.py, line 24\)$"),
         (["data.partition=./mine.py:nobody"], r"^nobody failed: RuntimeError \(.*mine.py, line 27\)$"),
         (["data.name=./mine.py:fractions"], "fractions: labels are numbers with a fraction; they must be whole"),
-        (["data.partition=./mine.py:blobs"], "blobs.* cannot be called for this: missing a required argument: 'label'"),
+        (
+            ["data.partition=./mine.py:blobs"],
+            r"^data.partition=blobs; blobs\(.* cannot be called for this: missing a required argument: 'label'",
+        ),
     ):
         with pytest.raises(ConfigError, match=message):
             data_module(load_config("run.yaml", settings))
