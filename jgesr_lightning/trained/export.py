@@ -61,8 +61,9 @@ def export(trained: Trained, folder: Path, kinds: Sequence[str], *, one_file: bo
     for name in files:
         _write(folder / name, content(name))
     write_text(folder / CARD, json.dumps({**card, "clients": clients}, indent=1))
-    for name in former - files.keys():
-        (folder / name).unlink(missing_ok=True)
+    if trained.place.resolve() != folder.resolve():  # else they are the source, which may have no other
+        for name in former - files.keys():
+            (folder / name).unlink(missing_ok=True)
     return [*(folder / name for name in files), folder / CARD]
 
 
