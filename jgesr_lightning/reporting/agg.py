@@ -10,12 +10,14 @@ import os
 
 __all__ = [
     "Axes",
+    "Bbox",
     "ConstrainedLayoutEngine",
     "Figure",
     "FigureCanvasAgg",
     "LinearSegmentedColormap",
     "MaxNLocator",
     "Rectangle",
+    "TransformedBbox",
     "Wedge",
     "mpl",
 ]
@@ -32,6 +34,7 @@ try:
     from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.patches import Rectangle, Wedge
     from matplotlib.ticker import MaxNLocator
+    from matplotlib.transforms import Bbox, TransformedBbox
 finally:
     if _named is not None:
         os.environ[VARIABLE] = _named

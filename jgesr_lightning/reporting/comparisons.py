@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jgesr_lightning.reporting.agg import Axes, Figure
-from jgesr_lightning.reporting.plots import INK, STYLES, Array, drawing, head, style_of
+from jgesr_lightning.reporting.plots import INK, Array, Looks, drawing, head, looks
 from jgesr_lightning.reporting.text import figure_text
 
 WIDTH = 3.65  # inches: 350 pixels of a page
@@ -41,13 +41,18 @@ class Dot:
     mark: str = ""
 
 
-def dot_plot(dots: Sequence[Dot], xlabel: str, title: str = "") -> Figure:
-    """Return one row a method: its mean, its interval, and the paper's value as an open diamond."""
+def dot_plot(dots: Sequence[Dot], xlabel: str, title: str = "", styles: Looks | None = None) -> Figure:
+    """Return one row a method: its mean in percent, its interval, and the paper's value as an open diamond.
+
+    Intervals end where percentages do. `styles`: `looks` of all labels of a set of figures; None: of those here.
+    """
+    styles = looks(dot.label for dot in dots) if styles is None else styles
     figure, axes = _rows([f"{dot.label}{dot.mark}" for dot in dots], xlabel, title)
     with drawing():
+        axes.set_xlim(*limits(dots, percent=True))
         for place, dot in enumerate(dots):
-            _interval(axes, place, dot.mean, dot.half_width, 1.6)
-            axes.plot(dot.mean, place, marker="o", markersize=6, linestyle="", color=_colour(dot.label, place))
+            _interval(axes, place, _ends(dot.mean, dot.half_width, percent=True), 1.6)
+            _point(axes, place, dot, styles, "o", 6)
         with_paper = [(dot.paper, place) for place, dot in enumerate(dots) if dot.paper is not None]
         if with_paper:
             values, places = zip(*with_paper, strict=True)
@@ -56,31 +61,38 @@ def dot_plot(dots: Sequence[Dot], xlabel: str, title: str = "") -> Figure:
                 label="the paper's value",
             )  # fmt: skip
             figure.legend(loc="outside lower left", frameon=False, handletextpad=0.2)
-        _bounds(axes, [dot.mean for dot in dots] + [value for value, _ in with_paper], dots)
     return figure
 
 
-def forest_plot(dots: Sequence[Dot], xlabel: str, title: str = "") -> Figure:
-    """Return one row a method: its difference to the reference; the interval by itself is thick, the corrected thin."""
+def forest_plot(dots: Sequence[Dot], xlabel: str, title: str = "", styles: Looks | None = None) -> Figure:
+    """Return one row a method: its difference to the reference; the interval by itself is thick, the corrected thin.
+
+    `styles`: `looks` of all labels of a set of figures; None: of those here.
+    """
+    styles = looks(dot.label for dot in dots) if styles is None else styles
     figure, axes = _rows([dot.label for dot in dots], xlabel, title)
     with drawing():
+        axes.set_xlim(*limits(dots, percent=False))
         axes.axvline(0, color=INK, linewidth=0.8)
         for place, dot in enumerate(dots):
-            _interval(axes, place, dot.mean, dot.wide_half_width, 0.9, caps=True)
-            _interval(axes, place, dot.mean, dot.half_width, 2.8)
-            axes.plot(dot.mean, place, marker="s", markersize=5, linestyle="", color=_colour(dot.label, place))
-        _bounds(axes, [0.0, *(dot.mean for dot in dots)], dots)
+            _interval(axes, place, _ends(dot.mean, dot.wide_half_width), 0.9, caps=True)
+            _interval(axes, place, _ends(dot.mean, dot.half_width), 2.8)
+            _point(axes, place, dot, styles, "s", 5)
     return figure
 
 
-def client_plot(rows: Sequence[tuple[str, Array, str]], xlabel: str, title: str = "") -> Figure:
+def client_plot(
+    rows: Sequence[tuple[str, Array, str]], xlabel: str, title: str = "", styles: Looks | None = None
+) -> Figure:
     """Return one row a method and one point a client, the mean as a stroke and the worst client named.
 
     Args:
         rows: method, its clients' values, and the name of the worst one.
         xlabel: what the values are.
         title: written above.
+        styles: `looks` of all labels of a set of figures; None: of those here.
     """
+    styles = looks(label for label, _, _ in rows) if styles is None else styles
     figure, axes = _rows([label for label, _, _ in rows], xlabel, title, height=0.44)
     generator = np.random.default_rng(0)  # only spreads points that would cover each other
     with drawing():
@@ -88,7 +100,7 @@ def client_plot(rows: Sequence[tuple[str, Array, str]], xlabel: str, title: str 
         for place, (label, values, worst) in enumerate(rows):
             spread = place - 0.08 + generator.uniform(-0.2, 0.2, len(values))
             axes.plot(
-                values, spread, marker="o", markersize=4, linestyle="", color=_colour(label, place), alpha=0.55,
+                values, spread, marker="o", markersize=4, linestyle="", color=styles[label]["color"], alpha=0.55,
                 markeredgewidth=0, rasterized=many,
             )  # fmt: skip
             axes.plot([values.mean()] * 2, [place - 0.38, place + 0.2], color=INK, linewidth=1.6)
@@ -125,25 +137,55 @@ def _short(label: str) -> str:
     return "\n".join(lines if len(lines) < 3 else [lines[0], f"{' '.join(lines[1:])[: _LABEL - 1]}\u2026"])
 
 
-def _interval(axes: Axes, place: int, mean: float, half: float | None, width: float, caps: bool = False) -> None:
-    if half is None:
-        return
-    axes.plot([mean - half, mean + half], [place, place], color=INK, linewidth=width, solid_capstyle="butt")
-    if caps:
-        axes.plot([mean - half, mean + half], [place, place], color=INK, marker="|", markersize=6, linestyle="")
+def limits(dots: Sequence[Dot], percent: bool) -> tuple[float, float]:
+    """Return the ends of the axis of means in percent, or of differences, zero among them.
 
-
-def _bounds(axes: Axes, values: Sequence[float], dots: Sequence[Dot]) -> None:
-    """Show all means, and intervals up to twice their spread: with two seeds one alone would fill the picture."""
+    All means are shown, and intervals up to twice their spread: with two seeds one alone would fill the picture.
+    """
+    values = [dot.mean for dot in dots]
+    values += [dot.paper for dot in dots if dot.paper is not None] if percent else [0.0]
     low, high = min(values), max(values)
     reach = max(high - low, 1.0)
-    ends = [(dot.mean, dot.wide_half_width or dot.half_width or 0.0) for dot in dots]
-    axes.set_xlim(
-        max(low - 1.2 * reach, min([low, *(mean - half for mean, half in ends)]) - 0.05 * reach),
-        min(high + 1.2 * reach, max([high, *(mean + half for mean, half in ends)]) + 0.05 * reach),
-    )
+    ends = _all_ends(dots, percent)
+    left = max(low - 1.2 * reach, min(low, *ends) - 0.05 * reach)
+    right = min(high + 1.2 * reach, max(high, *ends) + 0.05 * reach)
+    return (max(0.0, left), min(100.0, right)) if percent else (left, right)
 
 
-def _colour(label: str, place: int) -> str:
-    """Return the method's colour; a variant without one of its own has that of its method."""
-    return str(style_of(label if label in STYLES else label.partition(" ")[0], place)["color"])
+def go_on(dots: Sequence[Dot], percent: bool) -> bool:
+    """Return whether an interval goes on beyond the axis, where an arrow says so."""
+    low, high = limits(dots, percent)
+    ends = _all_ends(dots, percent)
+    return min(ends) < low or max(ends) > high
+
+
+def _all_ends(dots: Sequence[Dot], percent: bool) -> list[float]:
+    """Return the ends of all intervals, of each method the widest; its mean where it has none."""
+    widths = [dot.wide_half_width or dot.half_width or 0.0 for dot in dots]
+    return [end for dot, half in zip(dots, widths, strict=True) for end in _ends(dot.mean, half, percent)]
+
+
+def _ends(mean: float, half: float | None, percent: bool = False) -> tuple[float, ...]:
+    """Return the ends of an interval, within what percentages can be; none without a width."""
+    if half is None:
+        return ()
+    return (max(0.0, mean - half), min(100.0, mean + half)) if percent else (mean - half, mean + half)
+
+
+def _interval(axes: Axes, place: int, ends: tuple[float, ...], width: float, caps: bool = False) -> None:
+    """Draw an interval, with an arrow at each end of the axis beyond which it goes on."""
+    if not ends:
+        return
+    axes.plot(ends, [place, place], color=INK, linewidth=width, solid_capstyle="butt")
+    if caps:
+        axes.plot(ends, [place, place], color=INK, marker="|", markersize=6, linestyle="")
+    low, high = axes.get_xlim()
+    inset = 0.015 * (high - low)  # heads that stood out would reach into the labels
+    for edge, marker, beyond in ((low + inset, "<", ends[0] < low), (high - inset, ">", ends[1] > high)):
+        if beyond:
+            axes.plot(edge, place, color=INK, marker=marker, markersize=5, linestyle="", clip_on=False)
+
+
+def _point(axes: Axes, place: int, dot: Dot, styles: Looks, marker: str, size: float) -> None:
+    colour = styles[dot.label]["color"]
+    axes.plot(dot.mean, place, marker=marker, markersize=size, linestyle="", color=colour, clip_on=False, zorder=3)

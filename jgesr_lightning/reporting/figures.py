@@ -19,14 +19,14 @@ from jgesr_lightning.config import ConfigError
 from jgesr_lightning.paths import user_folder
 from jgesr_lightning.reporting import plots
 from jgesr_lightning.reporting.agg import Figure
-from jgesr_lightning.reporting.comparisons import Dot, client_plot, dot_plot, forest_plot
+from jgesr_lightning.reporting.comparisons import Dot, client_plot, dot_plot, forest_plot, go_on
 from jgesr_lightning.reporting.map_grids import caption
 from jgesr_lightning.reporting.map_plot import map_figure
 from jgesr_lightning.reporting.maps import Map, map_of
 from jgesr_lightning.reporting.network import graph_network, strongest
 from jgesr_lightning.reporting.options import add_arguments, beside
-from jgesr_lightning.reporting.plots import Series
-from jgesr_lightning.reporting.runs import Block, Column, Run, blocks
+from jgesr_lightning.reporting.plots import Looks, Series
+from jgesr_lightning.reporting.runs import Block, Column, Run, blocks, method_rank
 from jgesr_lightning.reporting.sources import averaged
 from jgesr_lightning.reporting.statistics import interval_of, mean_of
 from jgesr_lightning.reporting.tables import (
@@ -48,6 +48,7 @@ _TRIVIAL = ("local", "fedavg", "fedprox")
 """Methods whose mixing matrix says nothing about the clients."""
 _LEARNED = ("jgesr", "two_step", "graph_filter")
 """Methods that learn a graph, and mix by what it makes of them."""
+_ARROWS = "arrows: the interval goes on"
 
 
 @dataclass(frozen=True)
@@ -84,11 +85,17 @@ def draw(
     lower case are one; each block of comparable runs after the first adds its number.
     """
     taken: set[str] = set()
+    styles = looks_of(runs)
     plane = map_of(runs, metric, names=names)
     if plane.is_plane:
         yield from unique(map_drawings(plane), 1, taken)
     for number, block in enumerate(blocks(runs), 1):
-        yield from unique(draw_block(block, build(block, metric, reference)), number, taken)
+        yield from unique(draw_block(block, build(block, metric, reference), styles), number, taken)
+
+
+def looks_of(runs: Sequence[Run]) -> Looks:
+    """Return how each method of some runs looks in their figures."""
+    return plots.looks(sorted({run.label for run in runs}, key=method_rank))
 
 
 def unique(drawings: Iterable[Drawing], number: int, taken: set[str]) -> Iterator[Drawing]:
@@ -100,24 +107,31 @@ def unique(drawings: Iterable[Drawing], number: int, taken: set[str]) -> Iterato
         yield replace(drawing, name=name)
 
 
-def draw_block(block: Block, table: Table, compare_only: bool = False) -> Iterator[Drawing]:
-    """Yield the figures of one table, all or those that compare methods after the last round."""
+def draw_block(block: Block, table: Table, styles: Looks, compare_only: bool = False) -> Iterator[Drawing]:
+    """Yield the figures of one table, all or those that compare methods after the last round.
+
+    Args:
+        block: the runs.
+        table: theirs.
+        styles: `looks_of` all runs that are drawn, of other blocks too.
+        compare_only: only those that compare methods after the last round.
+    """
     metric = table.metric
     for column in block.columns:
-        yield from _means(table, column)
+        yield from _means(table, column, styles)
     for column in block.columns:
-        yield from _differences(table, column)
+        yield from _differences(table, column, styles)
     if compare_only:
         return
     for column in block.columns:
-        yield from _clients(block, table, column)
+        yield from _clients(block, table, column, styles)
     for column in block.columns:
-        yield from _per_round(block, column, metric)
-    yield from _against_missing(block, metric)
-    yield from _against_noise(block, metric)
+        yield from _per_round(block, column, metric, styles)
+    yield from _against_missing(block, metric, styles)
+    yield from _against_noise(block, metric, styles)
     for column in block.columns:
         yield from _graphs(block, column)
-        yield from _objectives(block, column)
+        yield from _objectives(block, column, styles)
 
 
 def map_drawings(found: Map, separately: bool = False) -> Iterator[Drawing]:
@@ -130,7 +144,7 @@ def map_drawings(found: Map, separately: bool = False) -> Iterator[Drawing]:
         yield Drawing(f"map_{panel.title}", told, partial(map_figure, found, [panel]), "map")
 
 
-def _means(table: Table, column: Column) -> Iterator[Drawing]:
+def _means(table: Table, column: Column, styles: Looks) -> Iterator[Drawing]:
     found = {label: entry for label in table.rows if (entry := table.entries.get((label, column))) is not None}
     if len(found) < 2:
         return
@@ -140,17 +154,18 @@ def _means(table: Table, column: Column) -> Iterator[Drawing]:
     ]
     title = column_title(column)
     intervals = "strokes: 95 % intervals over seeds" if any(dot.half_width for dot in dots) else "one seed"
+    intervals += f", {_ARROWS}" if go_on(dots, percent=True) else ""
     paper = f"; diamonds: the paper's value{table.paper_heading.removeprefix('paper')}"
     paper = paper if any(dot.paper is not None for dot in dots) else ""
     yield Drawing(
         f"means_{title}",
         f"{title}: {describe(table.metric)}, mean over seeds; {intervals}{paper}.",
-        partial(dot_plot, dots, _ylabel(table.metric), title),
+        partial(dot_plot, dots, _ylabel(table.metric), title, styles),
         "compare",
     )
 
 
-def _differences(table: Table, column: Column) -> Iterator[Drawing]:
+def _differences(table: Table, column: Column, styles: Looks) -> Iterator[Drawing]:
     pairs = {
         label: entry.pair
         for label in table.rows
@@ -160,13 +175,14 @@ def _differences(table: Table, column: Column) -> Iterator[Drawing]:
     if not any(dot.half_width is not None for dot in dots):
         return
     title = f"{column_title(column)}: minus {table.reference}"
+    arrows = f"; {_ARROWS}" if go_on(dots, percent=False) else ""
     better = "right" if higher_is_better(table.metric) else "left"
     yield Drawing(
         f"differences_{column_title(column)}",
         f"{column_title(column)}: each method minus {table.reference} on equal seeds; {better} of zero is better than "
         f"{table.reference}. Thick: 95 % interval by itself; thin: corrected for the number of differences in the "
-        "table (Holm).",
-        partial(forest_plot, dots, "percentage points", title),
+        f"table (Holm){arrows}.",
+        partial(forest_plot, dots, "percentage points", title, styles),
         "compare",
     )
 
@@ -178,7 +194,7 @@ def client_names(run: Run) -> dict[int, str]:
     return {number: shown(name, 30) for number, name in enumerate(names)} if isinstance(names, list) else {}
 
 
-def _clients(block: Block, table: Table, column: Column) -> Iterator[Drawing]:
+def _clients(block: Block, table: Table, column: Column, styles: Looks) -> Iterator[Drawing]:
     base = averaged(table.metric)[0].partition("_")[0]
     rows = []
     for label in table.rows:
@@ -199,12 +215,12 @@ def _clients(block: Block, table: Table, column: Column) -> Iterator[Drawing]:
             f"clients_{title}",
             f"{title}: {describe(base).partition(', ')[0]}, after the last round: a point a client and seed; "
             "the stroke is their mean, and the worst is named.",
-            partial(client_plot, rows, _ylabel(base), title),
+            partial(client_plot, rows, _ylabel(base), title, styles),
             "clients",
         )
 
 
-def _per_round(block: Block, column: Column, metric: str) -> Iterator[Drawing]:
+def _per_round(block: Block, column: Column, metric: str, styles: Looks) -> Iterator[Drawing]:
     metric, series = averaged(metric)[0], []
     for label in block.labels:
         histories = [
@@ -220,11 +236,11 @@ def _per_round(block: Block, column: Column, metric: str) -> Iterator[Drawing]:
     yield Drawing(
         f"rounds_{title}",
         f"{title}: {describe(metric)}, after each round{_from(series)}. {_spread(series)}",
-        partial(plots.accuracy_per_round, series, _ylabel(metric), title),
+        partial(plots.accuracy_per_round, series, _ylabel(metric), title, styles),
     )
 
 
-def _against_missing(block: Block, metric: str) -> Iterator[Drawing]:
+def _against_missing(block: Block, metric: str, styles: Looks) -> Iterator[Drawing]:
     for data, noise in dict.fromkeys((data, noise) for data, noise, _ in block.columns):
         columns = [column for column in block.columns if column[:2] == (data, noise)]
         series = _against(block, columns, 2, metric)
@@ -234,11 +250,11 @@ def _against_missing(block: Block, metric: str) -> Iterator[Drawing]:
                 f"missing_{title}",
                 f"{title}: {describe(metric)}, {when(metric)}, against the share of entries that do not arrive. "
                 f"{_spread(series)}",
-                partial(plots.accuracy_against, series, "missing rate", _ylabel(metric), title),
+                partial(plots.accuracy_against, series, "missing rate", _ylabel(metric), title, styles=styles),
             )
 
 
-def _against_noise(block: Block, metric: str) -> Iterator[Drawing]:
+def _against_noise(block: Block, metric: str, styles: Looks) -> Iterator[Drawing]:
     for data, missing in dict.fromkeys((data, missing) for data, _, missing in block.columns):
         columns = [c for c in block.columns if (c[0], c[2]) == (data, missing)]
         if len(columns) < 3:  # two levels are two columns of the table, not a curve
@@ -256,6 +272,7 @@ def _against_noise(block: Block, metric: str) -> Iterator[Drawing]:
                     _ylabel(metric),
                     title,
                     logarithmic=all(c[1] > 0 for c in columns),
+                    styles=styles,
                 ),
             )
 
@@ -315,7 +332,7 @@ def _graphs(block: Block, column: Column) -> Iterator[Drawing]:
         )
 
 
-def _objectives(block: Block, column: Column) -> Iterator[Drawing]:
+def _objectives(block: Block, column: Column, styles: Looks) -> Iterator[Drawing]:
     series = []
     for label in block.labels:
         for run in block.cell(label, column)[:1]:
@@ -329,7 +346,7 @@ def _objectives(block: Block, column: Column) -> Iterator[Drawing]:
         yield Drawing(
             f"objective_{title}",
             f"{title}: objective J in the last round's aggregation, less its smallest value, against the iteration.",
-            partial(plots.objective_trace, series, title),
+            partial(plots.objective_trace, series, title, styles),
         )
 
 

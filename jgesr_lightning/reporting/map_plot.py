@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from jgesr_lightning.reporting.agg import Axes, Figure, Rectangle
 from jgesr_lightning.reporting.maps import Map, Panel, Spot, text, words
-from jgesr_lightning.reporting.plots import INK, STYLES, drawing
+from jgesr_lightning.reporting.plots import INK, drawing, looks
 from jgesr_lightning.reporting.statistics import Difference
 from jgesr_lightning.reporting.text import figure_text
 
@@ -16,8 +16,6 @@ _CELL = (0.8, 0.58)  # inches: three lines of 11 characters
 _LETTERS, _LINES = 11, 2  # of a method's name in a cell
 _PER_ROW = 2  # panels side by side
 _TINT = 0.35
-_OTHERS = ("#EDC948", "#76B7B2", "#B07AA1", "#9C755F", "#59A14F", "#FF9DA7", "#E15759")
-"""For methods that have no colour of their own."""
 
 
 def map_figure(found: Map, panels: Sequence[Panel] | None = None) -> Figure:
@@ -37,7 +35,7 @@ def map_figure(found: Map, panels: Sequence[Panel] | None = None) -> Figure:
     names, told = short_names([label for label in found.labels if label in leaders], found.names)
     drawn = {spot.leader for panel in shown_panels for spot in panel.spots.values()}
     cell = (_CELL[0], _CELL[1] + 0.13 * (max(name.count("\n") for name in names.values()) > 1))
-    colours = _colours(found.labels)
+    colours = {label: style["color"] for label, style in looks(found.labels).items()}
     across = min(_PER_ROW, len(shown_panels))
     down = -(-len(shown_panels) // across)
     wide = [max(len(panel.columns) for panel in shown_panels[place::across]) for place in range(across)]
@@ -149,11 +147,3 @@ def _fitted(name: str, most: int) -> str | None:
             lines.append(part)
     lines = [line.rstrip() for line in lines if line]
     return "\n".join(lines) if len(lines) <= most and max(map(len, lines), default=0) <= _LETTERS else None
-
-
-def _colours(labels: Sequence[str]) -> dict[str, str]:
-    """Return every method's colour; of methods without one of their own, one after another those of the classes."""
-    unnamed = [label for label in labels if label not in STYLES]
-    return {
-        label: STYLES[label][0] if label in STYLES else _OTHERS[unnamed.index(label) % len(_OTHERS)] for label in labels
-    }

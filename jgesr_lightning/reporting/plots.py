@@ -1,8 +1,8 @@
 """Figures as pure functions from numbers to a matplotlib `Figure`; no display, no global state, nothing kept alive.
 
 Every series has its own colour, line style and marker, and every class its own colour and hatch, so that the figures
-can be read in grey. A method looks the same in all figures. The colours of the main methods are those of Okabe and Ito,
-which the colour-blind can tell apart.
+can be read in grey. A method has one colour in all figures, and one line and marker wherever it is a line, see `looks`.
+The colours of the main methods are those of Okabe and Ito, which the colour-blind can tell apart.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import io
 import re
 import textwrap
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -25,17 +25,20 @@ from scipy.spatial.distance import squareform
 
 from jgesr_lightning.reporting.agg import (
     Axes,
+    Bbox,
     ConstrainedLayoutEngine,
     Figure,
     FigureCanvasAgg,
     LinearSegmentedColormap,
     MaxNLocator,
+    TransformedBbox,
     mpl,
 )
 from jgesr_lightning.reporting.text import figure_text
 from jgesr_lightning.runtime.files import write_atomically
 
 Array = NDArray[np.float64]
+Looks = Mapping[str, dict[str, Any]]
 
 STYLES: Mapping[str, tuple[str, str, str]] = {  # colour, line style, marker
     "jgesr": ("#0072B2", "-", "o"),
@@ -49,19 +52,20 @@ STYLES: Mapping[str, tuple[str, str, str]] = {  # colour, line style, marker
     "pfedgraph": ("#8C6D31", (0, (5, 1, 1, 1, 1, 1)), "<"),  # type: ignore[dict-item]
     "local": ("#555555", (0, (1, 1)), "*"),  # type: ignore[dict-item]
 }
-_OTHERS = [
-    ("#000000", (0, (3, 1)), ">"),
-    ("#0072B2", (0, (6, 2)), "h"),
-    ("#D55E00", (0, (1, 2)), "p"),
-    ("#009E73", (0, (4, 1, 1, 1)), "d"),
-    ("#CC79A7", "-", "H"),
-    ("#E69F00", "-.", "8"),
+_OTHERS = [  # colours of no method above; the grey one comes last, since `local` is grey in the tints of a map
+    ("#A50F26", (0, (3, 1)), ">"),
+    ("#2B2D8C", (0, (6, 2)), "h"),
+    ("#8FB31E", (0, (1, 2)), "p"),
+    ("#E7298A", (0, (4, 1, 1, 1)), "d"),
+    ("#00565E", "-", "H"),
+    ("#000000", "-.", "8"),
 ]
 INK, ACCENT = "#222222", "#0072B2"
 DARK: Mapping[str, str] = {  # what colours become on a dark page
     INK: "#E6E6E6", "#DDDDDD": "#3F4650", "#FFFFFF": "#16181D", "#000000": "#F2F2F2", "#555555": "#B4B4B4",
     "#0072B2": "#4FA8E0", "#009E73": "#2CC295", "#D55E00": "#FF8A3D", "#E69F00": "#F2B33D", "#CC79A7": "#E29AC2",
     "#7F3C8D": "#C08AD0", "#8C6D31": "#C8A45C", "#56B4E9": "#B5E0FF", "#66C2A5": "#B0F0DA",
+    "#A50F26": "#E5566B", "#2B2D8C": "#8A8DF0", "#8FB31E": "#B9DD4A", "#E7298A": "#FF6DB3", "#00565E": "#3FA3AD",
 }  # fmt: skip
 _MARKER_SIZES = {"*": 8.0, "P": 6.5, "X": 6.5, "^": 5.5, "v": 5.5, "<": 5.5, ">": 5.5}  # to look alike in area
 CLASS_COLOURS = (
@@ -165,13 +169,13 @@ def graph_and_labels(
     return figure
 
 
-def accuracy_per_round(series: Sequence[Series], ylabel: str, title: str = "") -> Figure:
+def accuracy_per_round(series: Sequence[Series], ylabel: str, title: str = "", styles: Looks | None = None) -> Figure:
     """Return accuracies per round, as shares of one in `series` and in percent on the axis.
 
-    Bands are one standard deviation over runs to either side. Round 0, a guess, does not decide how far down the axis
-    goes.
+    Bands are one standard deviation over runs to either side, as far as accuracies go. Round 0, a guess, does not
+    decide how far down the axis goes. `styles`: `looks` of all labels of a set of figures; None: of those here.
     """
-    figure, axes = _lines(series, "round", ylabel, title)
+    figure, axes = _lines(series, "round", ylabel, title, styles)
     points = [point for line in series for point in zip(line.x, line.mean, strict=True)]
     after = [mean for number, mean in points if number > 0 and np.isfinite(mean)]
     if after:
@@ -181,7 +185,12 @@ def accuracy_per_round(series: Sequence[Series], ylabel: str, title: str = "") -
 
 
 def accuracy_against(
-    series: Sequence[Series], xlabel: str, ylabel: str, title: str = "", logarithmic: bool = False
+    series: Sequence[Series],
+    xlabel: str,
+    ylabel: str,
+    title: str = "",
+    logarithmic: bool = False,
+    styles: Looks | None = None,
 ) -> Figure:
     """Return accuracies against a setting, such as the missing rate; bands are one standard deviation over runs.
 
@@ -191,8 +200,9 @@ def accuracy_against(
         ylabel: what the accuracies are.
         title: written above.
         logarithmic: whether the setting's axis is logarithmic; its values must then be positive.
+        styles: `looks` of all labels of a set of figures; None: of those here.
     """
-    figure, axes = _lines(series, xlabel, ylabel, title)
+    figure, axes = _lines(series, xlabel, ylabel, title, styles)
     if logarithmic:
         axes.set_xscale("log")
         ticks = sorted({float(value) for line in series for value in line.x})
@@ -201,7 +211,7 @@ def accuracy_against(
     return figure
 
 
-def objective_trace(series: Sequence[Series], title: str = "") -> Figure:
+def objective_trace(series: Sequence[Series], title: str = "", styles: Looks | None = None) -> Figure:
     """Return J above the smallest value seen in each series, on a logarithmic axis, against the iteration.
 
     A solver's objective has no natural zero; what can be judged is how fast, and whether steadily, it comes down.
@@ -209,7 +219,7 @@ def objective_trace(series: Sequence[Series], title: str = "") -> Figure:
     with drawing():
         figure = Figure(figsize=(5.6, 3.6), layout="constrained")
         axes = figure.add_subplot()
-        for line, style in zip(series, _styles(series), strict=True):
+        for line, style in _styled(series, styles):
             values = np.asarray(line.mean, dtype=np.float64)
             gap = values - np.nanmin(values) if len(values) else values
             gap = np.where(gap > 0, gap, np.nan)  # the smallest value itself has no logarithm
@@ -247,18 +257,29 @@ def cluster_order(graph: ArrayLike) -> list[int]:
     return groups[-1]
 
 
-def style_of(label: str, place: int = 0) -> dict[str, Any]:
-    """Return colour, line style and marker of a label; `place` chooses for labels that are no method's name."""
-    again, at = divmod(place, len(_OTHERS))  # where they are used up, they are combined otherwise
-    others = (_OTHERS[(at + shift * again) % len(_OTHERS)][shift] for shift in range(3))
-    colour, line, marker = STYLES.get(label) or others
-    return {"color": colour, "linestyle": line, "marker": marker}
+def looks(labels: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return label -> colour, line style and marker.
+
+    Labels that are no method's name take one after another those that no method has, so give all labels of a set of
+    figures, in one order, for a method to look the same in all of them.
+    """
+    styles: dict[str, tuple[Any, ...]] = {}
+    for label in dict.fromkeys(labels):
+        styles[label] = STYLES.get(label) or _other(sum(known not in STYLES for known in styles))
+    return {label: dict(zip(("color", "linestyle", "marker"), style, strict=True)) for label, style in styles.items()}
 
 
-def _styles(series: Sequence[Series]) -> list[dict[str, Any]]:
-    """Return the styles of lines; those that are no method's name take one after another."""
-    unnamed = [line.label for line in series if line.label not in STYLES]
-    return [style_of(line.label, unnamed.index(line.label) if line.label in unnamed else 0) for line in series]
+def _other(place: int) -> tuple[Any, ...]:
+    """Return a style for the label at `place` of those without one of their own; no two of 216 are equal."""
+    count = len(_OTHERS)
+    again, at = divmod(place, count)  # where they are used up, they are combined otherwise
+    shifts = (0, again, 2 * again + again // count)
+    return tuple(_OTHERS[(at + shift) % count][part] for part, shift in enumerate(shifts))
+
+
+def _styled(series: Sequence[Series], styles: Looks | None) -> list[tuple[Series, dict[str, Any]]]:
+    styles = looks(line.label for line in series) if styles is None else styles
+    return [(line, styles[line.label]) for line in series]
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:
@@ -412,21 +433,32 @@ def _label_bars(axes: Axes, held: Array, classes: Sequence[str], rows: list[int]
     )
 
 
-def _lines(series: Sequence[Series], xlabel: str, ylabel: str, title: str) -> tuple[Figure, Axes]:
+def _lines(series: Sequence[Series], xlabel: str, ylabel: str, title: str, styles: Looks | None) -> tuple[Figure, Axes]:
     with drawing():
         figure = Figure(figsize=(6.4, 3.9), layout="constrained")
         axes = figure.add_subplot()
-        for line, style in zip(series, _styles(series), strict=True):
+        for line, style in _styled(series, styles):
             mean = 100 * np.asarray(line.mean, dtype=np.float64)
             _draw(axes, line, mean, style)
             if line.std is None:
                 continue
             std = 100 * np.asarray(line.std, dtype=np.float64)
-            axes.fill_between(line.x, mean - std, mean + std, color=style["color"], alpha=0.15, linewidth=0)
+            low, high = (np.clip(mean + side * std, 0, 100) for side in (-1, 1))
+            axes.fill_between(line.x, low, high, color=style["color"], alpha=0.15, linewidth=0)
         axes.set_xlabel(figure_text(xlabel))
         axes.set_ylabel(figure_text(ylabel))
+        bottom, top = axes.get_ylim()
+        axes.set_ylim(max(0, bottom), min(100, top))
+        _whole(axes)
         _finish(figure, axes, title)
     return figure, axes
+
+
+def _whole(axes: Axes) -> None:
+    """Draw markers at the axis' upper end whole: a method may be right on all samples."""
+    room = TransformedBbox(Bbox.from_extents(0, 0, 1, 1.03), axes.transAxes)
+    for line in axes.get_lines():
+        line.set_clip_box(room)
 
 
 def _draw(axes: Axes, line: Series, values: Array, style: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from jgesr_lightning.arguments import CommandParser, first_line
 from jgesr_lightning.paths import user_file
 from jgesr_lightning.reporting import plots
 from jgesr_lightning.reporting.diagnostics import diagnostics
-from jgesr_lightning.reporting.figures import Drawing, draw_block, map_drawings, unique
+from jgesr_lightning.reporting.figures import Drawing, draw_block, looks_of, map_drawings, unique
 from jgesr_lightning.reporting.map_grids import panel_grid, standings_grid
 from jgesr_lightning.reporting.maps import map_of
 from jgesr_lightning.reporting.options import add_arguments, beside
@@ -48,6 +48,7 @@ def page(found: Findings, target: Path) -> str:
     runs = found.collection.runs
     pictures = _Pictures(int(LIMIT * (1 - _FOR_RUNS)) - 600 * len(runs))
     taken: set[str] = set()
+    styles = looks_of(runs)
     sections = []
     plane = map_of(runs, found.metric, names=found.collection.names) if found.metric.startswith("accuracy/") else None
     has_map = plane is not None and plane.is_plane
@@ -59,7 +60,7 @@ def page(found: Findings, target: Path) -> str:
             **pictures.of(unique(map_drawings(plane, separately=True), 1, taken)),
         }
     for number, (block, table) in enumerate(zip(blocks(runs), found.tables, strict=True), 1):
-        drawings = draw_block(block, table, compare_only=has_map) if table.unit else iter(())
+        drawings = draw_block(block, table, styles, compare_only=has_map) if table.unit else iter(())
         sections.append(
             {
                 "words": summary(table),

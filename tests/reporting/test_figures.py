@@ -9,6 +9,7 @@ import pytest
 from jgesr_lightning.config import ConfigError
 from jgesr_lightning.reporting import plots, report
 from jgesr_lightning.reporting.collection import collect
+from jgesr_lightning.reporting.comparisons import Dot, dot_plot, forest_plot, go_on
 from jgesr_lightning.reporting.figures import draw, main
 from jgesr_lightning.reporting.network import graph_network
 from tests.reporting.synthetic import PAPERS, built, make_run
@@ -32,6 +33,49 @@ def test_curves_are_means_over_seeds(tmp_path):
     assert "standard deviation over seeds" in drawing.caption
     # before training there is no trained model
     assert lines(names(tmp_path, "accuracy/trained")["rounds_mnist_s_0.1"])["fedavg"][0][0] == 1
+
+
+def test_a_method_has_one_colour_in_all_figures_and_never_another_methods(tmp_path):
+    own = "jgesr_lightning.aggregators.median:Median"  # as somebody's own method would be named
+    for seed, step in enumerate((0, 0.01, 0.03)):
+        for place, method in enumerate(("fedavg", own, "jgesr")):
+            accuracy = 0.8 + place / 20 + step * (place + 1)
+            folder = make_run(tmp_path, f"{place}_{seed}", accuracy, method=method, seed=seed)
+            path = folder / "summary.json"
+            path.write_text(json.dumps(json.loads(path.read_text()) | {"clients": {"accuracy/received": [0.5, 0.9]}}))
+    found = names(tmp_path)
+    labels = ["fedavg", "Median", "jgesr"]
+    curves = {line.get_label(): line.get_color() for line in found["rounds_mnist_s_0.1"].figure.axes[0].get_lines()}
+    assert len({curves[label] for label in labels}) == 3 and curves["jgesr"] == plots.STYLES["jgesr"][0]
+    for name in ("means_mnist_s_0.1", "differences_mnist_s_0.1", "clients_mnist_s_0.1"):
+        axes = found[name].figure.axes[0]
+        for place, tick in enumerate(axes.get_yticklabels()):
+            marked = [
+                line.get_color()
+                for line in axes.get_lines()
+                if line.get_marker() in ("o", "s") and line.get_markerfacecolor() != "none"
+                and abs(float(np.mean(line.get_ydata())) - place) < 0.4
+            ]  # fmt: skip
+            assert marked == [curves[tick.get_text()]], name
+
+
+def test_intervals_beyond_the_axis_end_in_arrows_and_those_of_means_where_percentages_do():
+    dots = [Dot("fedavg", 97.0, 30.0), Dot("local", 98.0, None), Dot("jgesr", 99.0, 0.5)]
+    axes = dot_plot(dots, "accuracy (%)").axes[0]
+    low, high = axes.get_xlim()
+    assert 0 <= low < 97 and high == 100 and go_on(dots, percent=True)
+    assert [(line.get_marker(), *line.get_xdata()) for line in axes.get_lines() if line.get_marker() in "<>"] == [
+        ("<", pytest.approx(low, abs=0.1))
+    ]
+    assert max(max(line.get_xdata()) for line in axes.get_lines()) <= 100
+    dots = [Dot("fedavg", -1.0, 2.0, None, 50.0), Dot("local", 1.0, 0.2, None, 0.4)]
+    axes = forest_plot(dots, "points").axes[0]
+    low, high = axes.get_xlim()
+    arrows = [(line.get_marker(), *line.get_xdata()) for line in axes.get_lines() if line.get_marker() in "<>"]
+    assert arrows == [("<", pytest.approx(low, abs=0.2)), (">", pytest.approx(high, abs=0.2))] and go_on(
+        dots, percent=False
+    )
+    assert not go_on(dots[1:], percent=False)
 
 
 def test_missing_rates_and_noise_levels_become_axes(tmp_path):

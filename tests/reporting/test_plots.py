@@ -85,6 +85,26 @@ def test_methods_can_be_told_apart_without_colour():
     assert len({marker for _, marker in looks[:8]}) >= 7
 
 
+def test_a_method_without_a_style_of_its_own_takes_that_of_no_other(monkeypatch):
+    labels = ["fedavg", "Own", *(f"jgesr (alpha={place})" for place in range(60)), *plots.STYLES]
+    looks = plots.looks(labels)
+    named = {style[0] for style in plots.STYLES.values()}
+    assert not named & {look["color"] for label, look in looks.items() if label not in plots.STYLES}
+    assert [looks[label]["color"] for label in plots.STYLES] == [style[0] for style in plots.STYLES.values()]
+    assert len({str(look) for look in looks.values()}) == len(looks)
+    assert len({style[0] for style in plots._OTHERS}) == len(plots._OTHERS)
+    assert {style[0] for style in plots._OTHERS} <= plots.DARK.keys()
+
+
+def test_bands_and_axis_end_where_accuracies_do():
+    series = [Series("jgesr", [1, 2], [0.97, 1.0], [0.05, 0.02]), Series("fedavg", [1, 2], [0.02, 0.5], [0.1, 0.1])]
+    for figure in (plots.accuracy_per_round(series, "y"), plots.accuracy_against(series, "s", "y")):
+        axes = figure.axes[0]
+        assert axes.get_ylim()[0] == 0 and axes.get_ylim()[1] == 100
+        reached = np.concatenate([band.get_paths()[0].vertices[:, 1] for band in axes.collections])
+        assert reached.min() == 0 and reached.max() == 100
+
+
 def test_no_two_of_many_variants_look_the_same():
     labels = ["jgesr (alpha=0.1)", *plots.STYLES, *(f"jgesr (gamma={place})" for place in range(30))]
     for figure in (
