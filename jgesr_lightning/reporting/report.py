@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
 from jgesr_lightning.arguments import CommandParser, first_line
-from jgesr_lightning.paths import user_file
+from jgesr_lightning.paths import PathError, user_file
 from jgesr_lightning.reporting import plots
 from jgesr_lightning.reporting.diagnostics import diagnostics
 from jgesr_lightning.reporting.figures import Drawing, draw_block, looks_of, map_drawings, unique
@@ -154,11 +154,19 @@ def _wandb_url(run: Run) -> str | None:
     return url if isinstance(url, str) and urlsplit(url).scheme in ("http", "https") else None
 
 
+def _page_file(text: str) -> Path:
+    """Return the path that a user gave for the page; PathError where something else than a page is there."""
+    path = user_file(text)
+    if os.path.lexists(path) and path.suffix.lower() not in (".html", ".htm"):
+        raise PathError(f"{shown(path)} is there and no page (.html); name another file")
+    return path
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the page of the runs below some folders."""
     parser = CommandParser("report", first_line(__doc__), "report runs/table1_small")
     add_arguments(parser)
-    parser.add_argument("--out", type=user_file, metavar="FILE", help="the page (RUNS/report.html)")
+    parser.add_argument("--out", type=_page_file, metavar="FILE", help="the page (RUNS/report.html)")
     arguments = parser.parse_args(argv)
     found = tables_of(arguments.folders, arguments.metric, arguments.reference, drawn=True)
     target = arguments.out or beside(arguments.folders, "report.html")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +13,14 @@ from typing import Any
 import numpy as np
 
 from jgesr_lightning.config import ConfigError
+from jgesr_lightning.paths import PathError, user_file
 from jgesr_lightning.reporting.runs import Run, read_summary
 from jgesr_lightning.reporting.sources import UNREADABLE, Array, square
 from jgesr_lightning.reporting.text import shown
 
 FORMAT = "jgesr_lightning results"
 VERSION = 1
+ENDINGS = (".json", ".json.gz")
 
 
 @dataclass(frozen=True)
@@ -69,10 +72,7 @@ def stored_runs(path: Path) -> tuple[list[Run | str], dict[str, str]]:
         ConfigError: no such file of ours.
     """
     try:
-        data = path.read_bytes()
-        content = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise ValueError("it is no file that --store wrote")
+        content = _content(path)
         if content["version"] != VERSION:
             raise ValueError(f"it has version {content['version']}, this program reads {VERSION}")
         common, shared, rows = content["settings"], content["summary"], content["runs"]
@@ -86,6 +86,32 @@ def stored_runs(path: Path) -> tuple[list[Run | str], dict[str, str]]:
             "`table RUNS --store FILE` wrote"
         ) from None
     return [_stored_run(path, place, row, common, shared) for place, row in enumerate(rows)], methods
+
+
+def store_file(text: str) -> Path:
+    """Return the path that a user gave for a file of stored results, new or to replace one.
+
+    Raises:
+        PathError: another ending, or something else is there: a study's YAML is lost by one slip of the keyboard.
+    """
+    path = user_file(text)
+    if not path.name.endswith(ENDINGS):
+        raise PathError(f"{shown(path)} does not end with {' or '.join(ENDINGS)}, as a file of stored results must")
+    if os.path.lexists(path):
+        try:
+            _content(path)
+        except UNREADABLE:
+            raise PathError(f"{shown(path)} is there and holds no stored results; name another file") from None
+    return path
+
+
+def _content(path: Path) -> dict[str, Any]:
+    """Return what a file of stored results of any version holds; ValueError, or another of UNREADABLE, for others."""
+    data = path.read_bytes()
+    content = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ValueError("it is no file that --store wrote")
+    return content
 
 
 def _stored_run(path: Path, place: int, row: Any, common: Mapping[str, Any], shared: Mapping[str, Any]) -> Run | str:

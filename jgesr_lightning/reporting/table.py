@@ -10,10 +10,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from jgesr_lightning.arguments import CommandParser, first_line
-from jgesr_lightning.paths import user_file, user_folder
+from jgesr_lightning.paths import user_folder
 from jgesr_lightning.reporting.options import add_arguments
 from jgesr_lightning.reporting.render import all_latex, all_markdown, csv_text
 from jgesr_lightning.reporting.store import store
+from jgesr_lightning.reporting.stored import ENDINGS, store_file
 from jgesr_lightning.reporting.tables import Table, tables_of
 from jgesr_lightning.runtime.files import write_text
 
@@ -32,9 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=user_folder, metavar="DIR", help="write table.md, table.csv, table.tex there")
     parser.add_argument(
         "--store",
-        type=user_file,
+        type=store_file,
         metavar="FILE",
-        help="write the runs, curves and graphs included, to FILE (.json, .json.gz)",
+        help=f"write the runs, curves and graphs included, to FILE ({', '.join(ENDINGS)})",
     )
     arguments = parser.parse_args(argv)
     if arguments.store is not None and arguments.format is not None and arguments.out is None:

@@ -152,6 +152,39 @@ def test_what_is_stored_is_written_as_tables_too_where_asked(tmp_path, capsys):
     assert (out / "table.csv").read_text() == csv_text(built([file])[0])
 
 
+@pytest.mark.parametrize("name", ["study.yaml", "a", "a.json.bak", "a.gz"])
+def test_a_name_that_is_not_of_stored_results_is_refused_before_anything_is_read(tmp_path, name):
+    mine = tmp_path / name
+    mine.write_text("methods: {fedavg: {}}\n")
+    for there in (True, False):
+        with pytest.raises(ConfigError, match=r"does not end with \.json or \.json\.gz") as caught:
+            main([str(tmp_path / "no runs"), "--store", str(mine)])
+        assert "\n" not in str(caught.value)
+        assert not there or mine.read_text() == "methods: {fedavg: {}}\n"
+        mine.unlink(missing_ok=True)
+    assert not mine.exists()
+
+
+@pytest.mark.parametrize("content", [b"", b'{"clients": 3}', b"[1]", b"\x1f\x8b\x00", b"methods: {}"])
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
+def test_a_file_of_something_else_is_not_replaced(tmp_path, name, content):
+    study(tmp_path / "runs")
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match="is there and holds no stored results; name another file") as caught:
+        main([str(tmp_path / "runs"), "--store", str(tmp_path / name)])
+    assert name in str(caught.value) and "\n" not in str(caught.value)
+    assert (tmp_path / name).read_bytes() == content
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
+def test_stored_results_are_replaced(tmp_path, name):
+    study(tmp_path / "runs")
+    for count in (6, 7):
+        assert main([str(tmp_path / "runs"), "--store", str(tmp_path / name)]) == 0
+        assert len(built([tmp_path / name])[1].runs) == count
+        make_run(tmp_path / "runs", "more", 0.9, method="jgesr", seed=7) if count == 6 else None
+
+
 def test_a_format_without_a_table_to_write_is_refused_and_nothing_stored(tmp_path):
     study(tmp_path / "runs")
     with pytest.raises(ConfigError, match="give --out DIR"):
