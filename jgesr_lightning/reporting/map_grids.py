@@ -41,7 +41,7 @@ def standings_grid(found: Map) -> Grid:
     ]
     if left := found.count - max((one.spots for one in standings), default=0):
         needed = " or ".join(map(found.name, found.baselines))
-        notes.append(f"{left} of {found.count} cells lack {needed} and do not count")
+        notes.append(f"{left} of {found.count} cells lack {needed} and do not count: name others by --baseline METHOD")
     return Grid(caption, [("", headings)], rows, notes, "standings")
 
 

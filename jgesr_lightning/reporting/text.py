@@ -48,7 +48,8 @@ def tex_text(text: str) -> str:
     >>> print(tex_text("two_step 5 % \\input{x}"))
     two\_step 5 \% \textbackslash{}input\{x\}
     """
-    return "".join(_TEX.get(char, char) for char in text)
+    # two hyphens, as before the name of an option, would become a dash
+    return "-{}-".join("".join(_TEX.get(char, char) for char in part) for part in text.split("--"))
 
 
 def figure_text(text: str) -> str:

@@ -20,10 +20,14 @@ def summary(table: Table) -> list[str]:
 def reading(table: Table, settings: str) -> str:
     """Return under which reading and on which data the paragraphs hold."""
     unit = "percentage points" if table.unit else "the metric's unit"
+    apart = (
+        " Those of the tables are corrected for the number of differences there, all of them to "
+        f"{table.reference}, and may be wider or narrower."
+    )
     return (
         f"This is {describe(table.metric)} ({table.metric}), {when(table.metric)}; {settings}. Differences are in "
         f"{unit}, on equal seeds; intervals have 95 % confidence (Student's t) and are corrected for the number of "
-        "methods compared (Holm)."
+        f"methods that the best one is compared with (Holm).{apart if table.has_pairs else ''}"
     )
 
 
@@ -44,10 +48,13 @@ def _column(table: Table, column: Column) -> str:
     level = {label: one for label, one in rest.items() if not one.clear_of_all and one.half_width is not None}
     unknown = [label for label, one in rest.items() if one.half_width is None]
     names = _listed(leaders)
+    it, same, of = ("It", "it", "") if len(leaders) == 1 else (first, first, f" of {first}")
     sentences = [
         f"{where}: {names} {'has' if len(leaders) == 1 else 'have'} the best mean, {_value(table, first, column)}"
     ]
     sentences[0] += f" over {_seeds(entries[first].value.n)}"
+    if len(leaders) > 1 and rest:  # intervals are of one method minus another, not of two
+        sentences.append(f"The others are compared with {first}, the first of these")
     apart = [label for label in unknown if rest[label].n == 0]
     once = [label for label in unknown if label not in apart]
     if once and not (clear or level or behind):
@@ -55,27 +62,27 @@ def _column(table: Table, column: Column) -> str:
         common = " in common" if all(entry.value.n > 1 for entry in entries.values()) else ""
         sentences.append(
             f"With one seed{common} nothing can be said of chance: "
-            f"the lead over {nearest}, the next, is {rest[nearest].mean:+.2f}"
+            f"the lead{of} over {nearest}, the next, is {rest[nearest].mean:+.2f}"
         )
     if clear:
         least = min(clear, key=lambda label: abs(clear[label].mean))
         which = "all others" if len(clear) == len(rest) else _listed(list(clear))
         lead = f"{clear[least].mean:+.2f} {interval_text(clear[least].mean, clear[least].holm_half_width)}"
-        sentences.append(f"It is clear of {which}; its smallest clear lead is over {least}, {lead}")
+        sentences.append(f"{it} is clear of {which}; its smallest clear lead is over {least}, {lead}")
     if level:
         near = sorted(level, key=lambda label: abs(level[label].mean))[:_NAMED]
         texts = [_told(label, level[label]) for label in near]
         texts += [f"{len(level) - _NAMED} others"] if len(level) > _NAMED else []
-        sentences.append(f"It cannot be told apart from {_listed(texts)}")
+        sentences.append(f"{it} cannot be told apart from {_listed(texts)}")
     if behind:
         sentences.append(
-            f"On the seeds in common it is behind {_listed([_told(label, one) for label, one in behind.items()])}"
+            f"On the seeds in common {same} is behind {_listed([_told(label, one) for label, one in behind.items()])}"
         )
     if once and (clear or level or behind):
-        sentences.append(f"It has one seed in common with {_listed(once)}")
+        sentences.append(f"{it} has one seed in common with {_listed(once)}")
     if apart:
         sentences.append(
-            f"No lead is told over {_listed(apart)}, which share no seed with it: other clients, other data"
+            f"No lead is told over {_listed(apart)}, which share no seed with {same}: other clients, other data"
         )
     marked = [f"{label}{mark_text(entry.marks)}" for label, entry in entries.items() if entry.marks]
     if marked:

@@ -114,7 +114,7 @@ def test_gaps(tmp_path):
     assert lead_text(spot(tmp_path)) == "no fedavg"
     assert sorted(cell_texts(map_figure(found))) == ["cfl\n+1.00", "jgesr\nno fedavg", "not run", "not run"]
     assert [one.label for one in found.standings()] == ["local", "fedavg", "cfl"]
-    assert "1 of 2 cells lack local or fedavg and do not count" in markdown(found)
+    assert "1 of 2 cells lack local or fedavg and do not count: name others by --baseline METHOD" in markdown(found)
 
 
 def test_without_a_shared_seed_there_is_no_lead(tmp_path):

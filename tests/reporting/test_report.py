@@ -5,10 +5,11 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
+from jgesr_lightning.config import ConfigError
 from jgesr_lightning.reporting import report
 from jgesr_lightning.reporting.options import beside
 from jgesr_lightning.reporting.tables import tables_of
-from jgesr_lightning.reporting.words import summary
+from jgesr_lightning.reporting.words import reading, summary
 from tests.reporting.synthetic import PAPERS, make_run
 
 VOID = ("meta", "img", "br")
@@ -109,6 +110,39 @@ def test_words_say_who_leads_what_is_clear_and_what_is_level(tmp_path):
         "over fedavg, +4.83 [+3.80, +5.87]. It cannot be told apart from local (+0.17 [-2.42, +2.75])."
     ]
     assert "It cannot be told apart from local" in " ".join(Page(made(tmp_path)).text)
+
+
+def test_words_for_two_methods_with_the_best_mean_name_the_one_that_is_compared(tmp_path):
+    accuracies = [(0.90, 0.95, 0.94), (0.94, 0.95, 0.96), (0.935, 0.945, 0.945)]
+    for seed, values in enumerate(accuracies):
+        for method, accuracy in zip(("fedavg", "local", "jgesr"), values, strict=True):
+            make_run(tmp_path, f"{method}_{seed}", accuracy, method=method, seed=seed)
+    (table,) = tables_of([tmp_path]).tables
+    (text,) = summary(table)
+    assert text.startswith(
+        "mnist s=0.1: local and jgesr have the best mean, 94.83 % over 3 seeds. The others are compared"
+    )
+    assert "with local, the first of these. local cannot be told apart from fedavg (+2.33 [" in text
+    assert " It " not in text
+
+
+def test_the_page_says_why_its_words_and_its_tables_have_other_intervals(tmp_path):
+    study(tmp_path)
+    (table,) = tables_of([tmp_path]).tables
+    told = reading(table, "settings")
+    assert "corrected for the number of methods that the best one is compared with (Holm). Those of the tables" in told
+    assert "all of them to jgesr" in told
+
+
+def test_a_file_that_is_no_page_is_not_replaced_by_one(tmp_path):
+    study(tmp_path)
+    mine = tmp_path / "study.yaml"
+    mine.write_text("base: base\n")
+    with pytest.raises(ConfigError, match=r"study\.yaml is there and no page \(\.html\); name another file"):
+        report.main([str(tmp_path), "--out", str(mine)])
+    assert mine.read_text() == "base: base\n"
+    assert report.main([str(tmp_path), "--out", str(tmp_path / "page.html")]) == 0
+    assert report.main([str(tmp_path), "--out", str(tmp_path / "page.html")]) == 0
 
 
 def test_words_for_one_seed_and_for_one_method(tmp_path):
