@@ -155,12 +155,11 @@ def resolve(text: str, folder: str | os.PathLike[str] | None = None) -> str:
     >>> resolve("./mine.py:Mine", "/home/me"), resolve("lists.json", "/home/me"), resolve("fedavg", "/home/me")
     ('/home/me/mine.py:Mine', '/home/me/lists.json', 'fedavg')
     """
-    match = _FILE.fullmatch(text)
-    if match is None:
-        is_file = text.endswith(tuple(sum(ENDINGS.values(), ())))
-        return os.path.abspath(os.path.join(folder or os.curdir, user_path(text))) if is_file else text
-    path = os.path.abspath(os.path.join(folder or os.curdir, user_path(match["place"])))
-    return f"{path}:{match['attribute']}"
+    place, part = _file_and_part(text)
+    if place is None:
+        return text
+    path = os.path.abspath(os.path.join(folder or os.curdir, user_path(place)))
+    return f"{path}:{part}" if part else path
 
 
 def moved(former: str, present: str) -> bool:
@@ -209,6 +208,7 @@ def cause(error: BaseException) -> str:
 
 
 def _file_and_part(name: str) -> tuple[Path | None, str]:
+    """Return the file that a name is in, or is, and what it is called there; None and nothing for other names."""
     if match := _FILE.fullmatch(name):
         return Path(match["place"]), match["attribute"]
     return (Path(name) if name.endswith(tuple(sum(ENDINGS.values(), ()))) else None), ""

@@ -11,11 +11,10 @@ from torch import Tensor
 from jgesr_lightning.data.dataset import DataError, RawDataset, make_dataset, summary_of
 from jgesr_lightning.data.folders import beside
 from jgesr_lightning.data.samples import LabelArray, encode, inputs_of, labels_of
-from jgesr_lightning.data.tables import as_labels, read_table
+from jgesr_lightning.data.tables import TABLE, as_labels, read_table
 from jgesr_lightning.data.tensors import SUFFIXES, check_classes, read_entries
 
 Files = dict[str, Path]  # a client's name -> its file
-TABLE = ".csv"
 KNOWN = (*SUFFIXES, TABLE)
 
 

@@ -17,6 +17,9 @@ from jgesr_lightning.checks import nearest
 from jgesr_lightning.data.dataset import DataError
 from jgesr_lightning.data.samples import LabelArray, single
 
+TABLE = ".csv"
+"""Ending of a table's file."""
+
 _POINT_ZERO = re.compile(r"^([+-]?\d+)\.0*$")  # a whole number that went through a column with gaps
 
 

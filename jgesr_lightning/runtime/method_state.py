@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,22 +29,25 @@ def gathered(aggregator: Aggregator, sharding: Sharding) -> dict[str, Any]:
     state: dict[str, Any] = aggregator.state()
     if contents.of_method(state) or not all(isinstance(name, str) for name in state):
         return state  # which is refused where it is written
-    state, names = dict(state), sorted(state)
+    columns = [name for name in sorted(state) if name in aggregator.column_state and state[name] is not None]
+    if sharding.world_size > 1:
+        _refuse_differing(state, columns, sharding)
+    return {**state, **{name: _whole(name, state[name], sharding) for name in columns}}
+
+
+def _refuse_differing(state: dict[str, Any], columns: Sequence[str], sharding: Sharding) -> None:
+    """Raise StateError where an entry, but those of `columns`, is not what other processes have."""
+    names = sorted(state)
     if not _alike([_measured(names)], sharding)[0]:
         raise StateError("state() has other entries on another process")
-    columns = [name for name in names if name in aggregator.column_state and state[name] is not None]
     others = [name for name in names if name not in columns]
-    alike = _alike([_measured(state[name]) for name in others], sharding)
-    for name, same in zip(others, alike, strict=True):
-        if not same:
-            raise StateError(
-                f"state()[{name!r}] differs between processes, of which the first's would be kept; pass sums over "
-                "columns through upload.reduce, and name what has a column a parameter in the class attribute "
-                "column_state"
-            )
-    for name in columns:
-        state[name] = _whole(name, state[name], sharding)
-    return state
+    alike = _alike([_measured(state[name]) for name in others], sharding) if others else []
+    if False in alike:
+        raise StateError(
+            f"state()[{others[alike.index(False)]!r}] differs between processes, of which the first's would be kept; "
+            "pass sums over columns through upload.reduce, and name what has a column a parameter in the class "
+            "attribute column_state"
+        )
 
 
 def _whole(name: str, part: Any, sharding: Sharding) -> Tensor:
@@ -72,8 +75,6 @@ def restore(aggregator: Aggregator, state: dict[str, Any], sharding: Sharding) -
 
 def _alike(measured: list[tuple[float, float]], sharding: Sharding) -> list[bool]:
     """Return of each measured value whether it is that of all processes."""
-    if sharding.world_size == 1 or not measured:
-        return [True for _ in measured]
     mine = torch.tensor(measured, dtype=torch.float64)
     away = abs(sharding.sum(mine) / sharding.world_size - mine) > ALIKE * mine.abs()
     return [not one for one in (sharding.sum(away.any(1).to(torch.float64)) > 0).tolist()]

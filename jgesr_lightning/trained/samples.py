@@ -15,11 +15,10 @@ from jgesr_lightning.config import ConfigError
 from jgesr_lightning.data import DataError
 from jgesr_lightning.data.folders import FORMATS, class_tree, read_image
 from jgesr_lightning.data.samples import LabelArray, inputs_of, labels_of
-from jgesr_lightning.data.tables import as_labels, read_table
+from jgesr_lightning.data.tables import TABLE, as_labels, read_table
 from jgesr_lightning.data.tensors import read_entries
 
 TENSORS = (".pt", ".npz")
-TABLE = ".csv"
 
 
 @dataclass(frozen=True)

@@ -396,9 +396,7 @@ def refuse_another(folder: Path, attached: str | None = None) -> set[str]:
         held = "the models of a run, an export" if former is None else f"the client of {former}"
         raise ConfigError(f"{folder} holds {held}; name another folder with --out")
     try:
-        files = (
-            {str(about["file"]) for entry in card["clients"] for about in entry["files"].values()} if card else set()
-        )
+        files = {str(about["file"]) for entry in card.get("clients", []) for about in entry["files"].values()}
     except (LookupError, TypeError, AttributeError):  # changed by hand
         files = set()
     return {name for name in files if name == Path(name).name and name.endswith(".safetensors")}
