@@ -25,7 +25,7 @@ from jgesr_lightning.runtime.environment import OURSELVES, LaunchError, seat
 from jgesr_lightning.runtime.files import say
 from jgesr_lightning.runtime.launch import Launch, build_fabric, first_process, meet_early, started_by_fabric_run
 from jgesr_lightning.runtime.launch import plan as plan_launch
-from jgesr_lightning.runtime.method_state import restore
+from jgesr_lightning.runtime.method_state import StateError, restore
 from jgesr_lightning.runtime.sharding import PeerLostError, talking
 from jgesr_lightning.runtime.signals import StopRequest
 from jgesr_lightning.runtime.strategy import leave_at_exit
@@ -237,6 +237,8 @@ def _drive(
         state = checkpoint.load(source, shared, plan.sharding, plan.fabric.device)
         try:
             restore(plan.aggregator, shared["aggregator"], plan.sharding)
+        except StateError as error:
+            raise checkpoint.CheckpointError(f"cannot go on from {source}: {error}") from None
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             kind = f"{type(error).__name__}: {error}"
             raise checkpoint.CheckpointError(

@@ -71,6 +71,17 @@ def test_a_state_that_differs_between_processes_is_refused(tmp_path):
     assert "the class attribute column_state" in started[0].output
 
 
+@pytest.mark.processes
+def test_columns_that_one_process_kept_undeclared_are_refused_on_two(tmp_path):
+    path = write_config(tmp_path, aggregator={"name": f"{OUTSIDE}/momentum.py:Undeclared"})
+    alone = together(1, ["train", path, "runtime.devices=1", "rounds=1"], tmp_path / "logs")
+    assert [process.wait() for process in alone] == [0], alone[0].output
+    started = together(2, ["train", path, "runtime.devices=auto", "rounds=2", "resume=auto"], tmp_path)
+    assert [process.wait() for process in started] == [1, 0]
+    assert "cannot go on from " in started[0].output and "Traceback" not in started[0].output
+    assert "name it in the class attribute column_state, or go on with one process" in started[0].output
+
+
 def test_config_train_resume_table_and_study(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump({**TINY, "aggregator": {"name": TRIMMED, "trim": 0.2}}))

@@ -64,7 +64,19 @@ def _whole(name: str, part: Any, sharding: Sharding) -> Tensor:
 
 
 def restore(aggregator: Aggregator, state: dict[str, Any], sharding: Sharding) -> None:
-    """Give a method what `gathered` returned, with this process's columns."""
+    """Give a method what `gathered` returned, with this process's columns.
+
+    Raises:
+        StateError: an entry that is not in `column_state` has the columns of all processes, one process having kept it.
+    """
+    held = sharding.columns.stop - sharding.columns.start
+    for name, entry in state.items():
+        whole = isinstance(entry, Tensor) and entry.shape[-1:] == (sharding.size,)
+        if whole and held < sharding.size != sharding.num_clients and name not in aggregator.column_state:
+            raise StateError(
+                f"state()[{name!r}] has a column for each of the {sharding.size} parameters, of which this process "
+                f"holds {held}; name it in the class attribute column_state, or go on with one process"
+            )
     own = {
         name: state[name][..., sharding.columns].clone()
         for name in aggregator.column_state
