@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -120,11 +121,14 @@ class Federation:
             updates = (plan.collector.trained[row] - start[row] for row in rows)
             record.metrics |= likeness(updates, start.shape[1], start.device, sharding.sum)
             received, mask = plan.uplink(plan.collector.trained, number, sharding.clients)
-            finite = sharding.gather(torch.isfinite(received).all(1)).bool()
+            finite = torch.isfinite(received).all(1)
+            if plan.aggregator.own == "clean":  # what the client puts in has to be, too, also where it was lost
+                finite &= torch.isfinite(plan.collector.trained).all(1)
+            finite = sharding.gather(finite).bool()
             present = self._present(chosen, finite, record)
             columns = sharding.to_columns(received)
             arrived = sharding.to_columns(mask) if plan.uplink.missing_rate > 0 else None
-        former = plan.aggregator.state()
+        former = deepcopy(plan.aggregator.state())  # what it gives away may be what it changes
         # a method may draw: alike on all processes, and on the other side of an interruption
         seed = derive(plan.seed, AGGREGATION, number)
         with self._watch.part("aggregate"), drawing_from(seed, columns.device):

@@ -121,7 +121,7 @@ def test_evaluation_and_graphs_every_so_often_and_at_the_ends():
     assert "accuracy/trained" not in state.records[0].metrics
 
 
-def break_client(federation, broken, rounds=(2,)):
+def break_client(federation, broken, rounds=(2,), entry=1):
     """Make one client's training return a NaN in some rounds."""
     collect = federation.plan.collector.on_client_delivered
     seen = {"round": 0}
@@ -133,7 +133,7 @@ def break_client(federation, broken, rounds=(2,)):
     def on_client_delivered(row, client, model):
         collect(row, client, model)
         if client == broken and seen["round"] in rounds:
-            federation.plan.collector.trained[row, 1] = torch.nan
+            federation.plan.collector.trained[row, entry] = torch.nan
 
     federation.plan.collector.on_round_start = on_round_start
     federation.plan.collector.on_client_delivered = on_client_delivered
@@ -255,6 +255,21 @@ def test_what_a_method_remembers_is_of_the_last_whole_round_where_one_is_refused
     torch.testing.assert_close(federation.plan.aggregator.state(), shorter.plan.aggregator.state(), rtol=0, atol=0)
 
 
+def test_a_state_that_a_method_changes_in_place_is_that_of_the_last_whole_round():
+    federation = small_federation(rounds=3)
+    method, whole, counted = federation.plan.aggregator, federation.plan.aggregator.aggregate, torch.zeros(1)
+
+    def aggregate(upload):
+        counted.add_(1)
+        return dataclasses.replace(whole(upload), models=whole(upload).models * (torch.nan if counted > 1 else 1))
+
+    method.aggregate, method.state = aggregate, lambda: {"counted": counted}
+    method.load_state = lambda state: counted.copy_(state["counted"])
+    with pytest.raises(NonFiniteError, match="round 2: the aggregate"):
+        run(federation)
+    assert counted == 1
+
+
 def test_a_stop_abandons_the_round_between_clients_and_keeps_the_last_whole_one():
     recorder = Recorder()
     federation = small_federation([recorder], rounds=5)
@@ -281,7 +296,7 @@ RESUMED = [
     ("cfl", {"warmup_rounds": 0}),
     ("fedamp", {}),
     ("local", {"own": "clean"}),
-    ("jgesr", {"own": "clean", "memory": 0.6, "noise_correction": "known", "init": "previous"}),
+    ("jgesr", {"own": "clean", "memory": 0.6, "noise_correction": "known"}),
     ("two_step", {"own": "clean", "memory": 0.6, "distances": "updates", "graph_scope": "layer"}),
     ("graph_filter", {"own": "clean", "memory": 0.6, "distances": "directions", "layer_weights": "snr"}),
     ("jgesr", {"own": "clean", "groups": 0.6, "mu": 0.001, "fidelity": "uniform"}),
@@ -503,6 +518,20 @@ def test_a_client_whose_training_broke_keeps_what_it_had_where_clients_put_in_th
     status, state = run(federation)
     assert status == "finished" and bool(torch.isfinite(state.models).all())
     assert torch.equal(state.models[1], recorder.sent[2][1])
+
+
+def test_what_a_client_puts_in_counts_as_broken_also_where_it_was_lost():
+    """All entries that are no numbers are lost: what arrives is finite, what the client would put in is not."""
+    federation = small_federation(method="local", settings={"own": "clean"}, missing_rate=0.5, rounds=1)
+    recorder = Recorder()
+    federation.plan.fabric._callbacks.append(recorder)
+    uplink = federation.plan.uplink
+    width = federation.plan.collector.trained.shape[1]
+    lost = next(j for j in range(width) if not bool(uplink(torch.zeros(4, width), 1)[1][1, j]))
+    break_client(federation, 1, (1,), lost)
+    status, state = run(federation)
+    assert status == "finished" and bool(torch.isfinite(state.models).all())
+    assert state.records[-1].info["dropped_clients"] == [1]
 
 
 def test_a_client_whose_training_broke_starts_from_what_was_sent():
