@@ -61,8 +61,8 @@ class LearnedGraph(Aggregator):
             they are.
         mu: weight of the fidelity to what arrived; and of the proximal term of the clients' local training, as the
             paper prints it, unless the run's `local.proximal_mu` says otherwise.
-        fidelity: what Z holds: "shares" (zeta, as printed), "scaled" (P zeta for P participants: mean one; a weight
-            above 2 rho / mu makes the fixed step diverge), "uniform".
+        fidelity: what Z holds: "shares" (zeta, as printed), "scaled" (P zeta for P participants: mean one; the
+            fixed step diverges where mu Z + 2 alpha L has an eigenvalue above 2 rho), "uniform".
         neighbours: about how many edges a client is to have when the graph is first learnt, at any size and scale of
             the models; gamma has then no part in J. None: as alpha, beta and gamma have it. See `neighbour_scale`.
         noise_correction: what is taken from the distances before the graph is learnt, never below zero: "none";
@@ -295,12 +295,17 @@ class JointlySolved(LearnedGraph):
         whole("max_iter", self.max_iter, at_least=1)
         one_of("stop", self.stop, STOPS)
         one_of("init", self.init, INITS)
-        if self.init == "previous" and (self.neighbours is not None or self.noise_correction == "estimated"):
-            word = "noise_correction" if self.neighbours is None else "neighbours"
+        if self.init == "previous" and (word := self._of_arrivals()):
             raise ValueError(f"{word} goes by the distances at the start, of what arrived; it needs init=received")
         one_of("graph_scope", self.graph_scope, SCOPES)
         if self.layer_weights == "snr" and self.graph_scope == "layer":
             raise ValueError("layer_weights=snr weighs the layers of one graph; it needs graph_scope=model")
+
+    def _of_arrivals(self) -> str:
+        """Return the name of a setting that only has a meaning for what arrived, or ""."""
+        plain: dict[str, Any] = {"neighbours": None, "noise_correction": "none", "distances": "models", "layer_weights": "columns"}
+        plain |= {"memory": 0}
+        return next((name for name, value in plain.items() if getattr(self, name) != value), "")
 
     @abstractmethod
     def solver(self) -> PDCA | Alternating:

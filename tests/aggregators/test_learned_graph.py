@@ -385,6 +385,10 @@ def test_candidates_that_cannot_be_are_refused():
         ({"gamma": 0.0, "groups": 0.5}, "gamma"),
         ({"init": "previous", "neighbours": 3}, "neighbours goes by the distances at the start"),
         ({"init": "previous", "noise_correction": "estimated"}, "noise_correction goes by .* needs init=received"),
+        ({"init": "previous", "noise_correction": "known"}, "noise_correction goes by .* needs init=received"),
+        ({"init": "previous", "distances": "updates"}, "distances goes by .* needs init=received"),
+        ({"init": "previous", "layer_weights": "snr"}, "layer_weights goes by .* needs init=received"),
+        ({"init": "previous", "memory": 0.5}, "memory goes by .* needs init=received"),
     ):
         with pytest.raises(ValueError, match=message):
             build_aggregator("jgesr", **settings)
