@@ -95,7 +95,7 @@ def compared(kind: str, found: Tensor, shares: Tensor) -> Tensor:
     norms = found.diagonal(dim1=-2, dim2=-1)
     clean = torch.maximum(norms - shares, _LEAST_NORM * norms)
     inverse = torch.where(clean > 0, clean, 1).rsqrt() * (clean > 0)
-    cosines = (found * inverse[:, :, None] * inverse[:, None, :]).clamp(-1, 1)
+    cosines = (found * (inverse[:, :, None] * inverse[:, None, :])).clamp(-1, 1)
     apart: Tensor = set_diagonal(2 * clean.mean(-1)[:, None, None] * (1 - cosines), 0.0)
     return apart
 

@@ -69,6 +69,7 @@ def test_directions_do_not_depend_on_lengths_but_in_their_unit():
     zeros = torch.zeros(1, P, dtype=torch.float64)
     D, other = (compared("directions", products(u, "directions", None), zeros) for u in (given, longer))
     torch.testing.assert_close(D / D[0, 0, 1], other / other[0, 0, 1])
+    assert torch.equal(D, D.mT) and torch.equal(other, other.mT)
 
 
 def test_a_client_that_has_not_moved_has_no_direction():
