@@ -9,7 +9,7 @@ Sums over e run over edges, each pair of clients once; W is symmetric with zero 
 
 Under `neighbours` the graph's own terms are those of Kalofolias and Perraudin (ICLR 2019), :math:`u\,(-\beta \sum \log
 \deg + \frac12 \|w\|^2)`: a quadratic in place of the sum, without which a minimiser has hardly more edges than nodes,
-and a unit u (one for each graph) that follows the size of the distances, so that J does not depend on the data's scale.
+and a unit u (one for each graph) that follows the size of the distances, so that what minimises J follows the data's scale.
 
 At the end, J and its gradients as functions of the K x d models, in float64: differentiable, batched.
 """
@@ -207,7 +207,8 @@ class Problem:
         outside = set_diagonal((gain - cost) / (gain + cost), 0.0)
         worst = xp.where(W > 0, 0.0, positive_part(outside)).reshape(by_problem)
         unmet, terms = ((W * part).reshape(by_problem).sum(-1) for part in (abs(cost - gain), cost + gain))
-        models = xp.where(parts > 0, gradient**0.5 / xp.where(parts > 0, parts, 1.0), 0.0)
+        length = positive_part(gradient) ** 0.5  # a sum of cancelled squares may round to less than nothing
+        models = xp.where(parts > 0, length / xp.where(parts > 0, parts, 1.0), 0.0)
         return Stationarity(models, xp.maximum(xp.amax(worst, -1), unmet / terms))
 
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from jgesr_lightning.graph.arrays import Array, blind, host, of
+from jgesr_lightning.graph.arrays import Array, blind, host, of, positive_part
 from jgesr_lightning.graph.gram import distances_from_gram
 from jgesr_lightning.graph.problem import Stationarity
 from jgesr_lightning.graph.prox import QUIET, Prox
@@ -32,7 +32,7 @@ class Solution:
         graphs: (G, K, K) adjacency matrices.
         iterations: steps taken.
         reason: "converged"; "max_iter"; "diverged": the next step would not have been finite, or was absurdly long, and
-            what is returned is the last one before it.
+            what is returned is the last one before it; or `max_iter` steps left J above its start.
         step_norm: last ||Psi+ - Psi||_F.
         objective: J at the start and after every step. The start's is infinite where a client had no edge.
         rose: whether J ever rose by more than rounding.
@@ -157,7 +157,7 @@ class Solver(ABC):
     def _moved(self, models: Models, state: State, proposed: Sums, graph: Prox) -> State:
         """Return the state at the proposed models and a graph."""
         xp, D, iterations = of(state.W), distances_from_gram(proposed.gram), state.iterations + 1
-        value, step_norm = models.problem.value(proposed.squares, D, graph.W), proposed.step**0.5
+        value, step_norm = models.problem.value(proposed.squares, D, graph.W), positive_part(proposed.step) ** 0.5
         reason = xp.where(iterations >= self.max_iter, MAX_ITER, RUNNING)
         if self.stop == "step":
             reason = xp.where(step_norm * self._halvings(state) < self.eps, CONVERGED, reason)
@@ -209,7 +209,8 @@ class Solver(ABC):
             iterations, step_norm, rho, backtracks, restarts, *failures = row
             J = values[b][taken[b]].tolist()
             rose = any(after > before + _ROUNDING * max(1.0, abs(before)) for before, after in pairwise(J))
-            reason, failed = REASONS[reasons[b]], (failures[0], failures[1])
+            failed = failures[0], failures[1]
+            reason = self._ended(reasons[b], J, failed)
             solutions.append(
                 Solution(
                     graphs[b], iterations, reason, step_norm, J, rose, failed, seconds / models.problems,
@@ -217,6 +218,15 @@ class Solver(ABC):
                 )
             )  # fmt: skip
         return tuple(solutions)
+
+    def _ended(self, reason: int, J: list[float], failed: tuple[float, float]) -> str:
+        """Return why a problem stands still; of one at `max_iter`, whether the last step got there, or all led away."""
+        if reason == MAX_ITER and self.stop == "stationarity" and all(part < self.eps for part in failed):
+            return REASONS[CONVERGED]
+        start = next((value for value in J if value < math.inf), math.inf)  # that of a client without edges is not
+        if reason == MAX_ITER and J[-1] > start + _ROUNDING * max(1.0, abs(start)):
+            return REASONS[DIVERGED]
+        return REASONS[reason]
 
 
 def over(numbers: Array, ndim: int = 4) -> Array:

@@ -182,6 +182,43 @@ def test_a_fixed_step_that_is_too_long_says_so_and_stays_finite(form, dtype) -> 
     assert all(math.isfinite(value) for value in solution.objective)
 
 
+def test_a_fixed_step_that_only_goes_round_in_the_distance_says_so() -> None:
+    """Smoothing of weight one over twelve clients alike: 2 alpha lambda_max(L) is far above 2 rho at the start."""
+    generator = torch.Generator().manual_seed(0)
+    groups = 0.02 * torch.randn(3, 2000, dtype=torch.float64, generator=generator)[torch.arange(12) % 3]
+    received = groups + 0.03 * torch.randn(12, 2000, dtype=torch.float64, generator=generator)
+    problem, z = Problem(alpha=1.0), np.full(12, 1 / 12)
+    away, solution = run(in_coefficients(received, z, problem=problem))
+    assert solution.iterations == 500
+    assert solution.reason == "diverged"
+    assert solution.objective[-1] > solution.objective[0]
+    assert away.norm() > 2 * received.norm()
+    there, solution = run(in_coefficients(received, z, problem=problem), backtracking=True)
+    assert solution.reason == "converged"
+    assert there.norm() < received.norm()
+
+
+def test_a_last_step_that_meets_the_criterion_has_converged() -> None:
+    received, z = federation()
+    (long,) = PDCA(eps=1e-4, max_iter=3000, stop="stationarity").solve(in_coefficients(received, z))
+    assert long.converged
+    (short,) = PDCA(eps=1e-4, max_iter=long.iterations - 1, stop="stationarity").solve(in_coefficients(received, z))
+    (last,) = PDCA(eps=1e-4, max_iter=long.iterations, stop="stationarity").solve(in_coefficients(received, z))
+    assert last.converged
+    assert last.objective == long.objective
+    # one step earlier is between two looks: what counts is where it ended
+    assert short.converged == (max(short.stationarity) < 1e-4)
+
+
+def test_one_client_in_another_world_leaves_numbers() -> None:
+    """The squared gradient is a sum that cancels: it can round to less than nothing."""
+    for seed in range(20):
+        received, z = federation(6, 30, seed)
+        received[2] *= 1e8
+        _, solution = run(in_coefficients(received, np.sqrt(z)))
+        assert not any(math.isnan(part) for part in solution.stationarity)
+
+
 def test_reports_that_the_objective_rose() -> None:
     received, z = federation()
     _, solution = run(in_coefficients(received * 3, z), rho=0.2, max_iter=6)
