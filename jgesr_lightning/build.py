@@ -26,7 +26,7 @@ from jgesr_lightning.data.planted import group_of
 from jgesr_lightning.identity import group_name
 from jgesr_lightning.layout import ParameterLayout
 from jgesr_lightning.models import build_model, check_sizes, shape_arguments
-from jgesr_lightning.names import label
+from jgesr_lightning.names import code_of, label
 from jgesr_lightning.plan import RoundPlan
 from jgesr_lightning.regularisers import Proximal
 from jgesr_lightning.runtime.sharding import Sharding, assign
@@ -254,5 +254,6 @@ def _facts(config: Config, folder: Path, data: FederatedDataModule, begin: Start
             "python": platform.python_version(),
             "torch": torch.__version__,
         },
+        "code": code_of(to_dict(config)),
         "config": to_dict(config),
     }

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from jgesr_lightning import build
 from jgesr_lightning.closing import closing_lines
-from jgesr_lightning.config import Config, ConfigError
+from jgesr_lightning.config import Config, ConfigError, to_dict
 from jgesr_lightning.data import FederatedDataModule
 from jgesr_lightning.failure import RunError, account, forget_others
 from jgesr_lightning.federation import Federation, NonFiniteError
 from jgesr_lightning.names import label
 from jgesr_lightning.plan import RoundPlan
 from jgesr_lightning.reporting.sources import UNREADABLE, Folder
-from jgesr_lightning.run_folder import Opening, open_folder, run_folder
+from jgesr_lightning.run_folder import Opening, changed_code, open_folder, run_folder
 from jgesr_lightning.runtime import checkpoint
 from jgesr_lightning.runtime.environment import OURSELVES, LaunchError, seat
 from jgesr_lightning.runtime.files import say
@@ -247,6 +247,9 @@ def _drive(
             ) from error
         if zero:
             say(f"going on from {source}, after round {state.round}")
+            if changed := changed_code(source.parent.parent, to_dict(config)):
+                state.records[-1].info["changed_code"] = changed
+                say(f"{', '.join(changed)}: changed since; a remark will say so of the results")
     try:
         status = federation.run(state)
     except NonFiniteError:

@@ -13,12 +13,15 @@ Nothing is imported before a part is asked for, and a name that leads nowhere is
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import os
 import re
 import sys
 import traceback
+from collections.abc import Mapping
+from contextlib import suppress
 from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
@@ -177,6 +180,24 @@ def moved(former: str, present: str) -> bool:
         return False
 
 
+def code_of(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return a hash of each file that a part of somebody's own stands in, by its setting; empty without any.
+
+    Of a Python file what counts is its syntax tree: neither comments nor blanks do. What the file imports does not.
+    """
+    held: dict[str, str] = {}
+    for kind, key in KEYS.items():
+        section, _, entry = key.partition(".")
+        name = (config.get(section) or {}).get(entry)
+        path = _source(kind, name) if isinstance(name, str) else None
+        with suppress(OSError, SyntaxError, ValueError):
+            if path is not None:
+                content = path.read_bytes()
+                tree = ast.dump(ast.parse(content)).encode() if path.suffix == ".py" else content
+                held[key] = sha256(tree).hexdigest()[:32]
+    return held
+
+
 def label(name: str) -> str:
     """Return a short word for a name, fit for folders and tables.
 
@@ -214,6 +235,19 @@ def _file_and_part(name: str) -> tuple[Path | None, str]:
     return (Path(name) if name.endswith(tuple(sum(ENDINGS.values(), ()))) else None), ""
 
 
+def _source(kind: str, name: str) -> Path | None:
+    """Return the file of a part that is none of ours, None where there is none to be found."""
+    if (path := _file_and_part(name)[0]) is not None or is_builtin(kind, name):
+        return path
+    with suppress(ValueError, ImportError, AttributeError):
+        _reach_current_folder()
+        target = _target(kind, name)
+        found = importlib.util.find_spec(target.rpartition(":")[0]) if isinstance(target, str) else None
+        if found is not None and found.has_location and found.origin is not None:
+            return Path(found.origin)
+    return None
+
+
 def _target(kind: str, name: object) -> Any:
     """Return the part, or where it stands as ``module:Attribute`` or ``/path/file.py:Attribute``."""
     if isinstance(name, str):
@@ -247,8 +281,7 @@ def _module(place: str, head: str) -> ModuleType:
     try:
         if place.endswith(".py"):
             return _from_file(Path(place))
-        if os.getcwd() not in sys.path:  # `jgesr`, unlike `python -m`, leaves the current folder out
-            sys.path.append(os.getcwd())
+        _reach_current_folder()
         return importlib.import_module(place)
     except FileNotFoundError as error:
         if error.filename == place:
@@ -258,6 +291,12 @@ def _module(place: str, head: str) -> ModuleType:
         if isinstance(error, ModuleNotFoundError) and error.name and f"{place}.".startswith(f"{error.name}."):
             raise ValueError(f"{head}; there is no module {error.name}, installed or in this folder") from None
         raise ValueError(f"{head}; importing it failed: {cause(error)}") from error
+
+
+def _reach_current_folder() -> None:
+    """Let modules of the current folder be imported: `jgesr`, unlike `python -m`, leaves it out."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
 
 
 def _from_file(path: Path) -> ModuleType:

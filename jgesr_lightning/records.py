@@ -46,7 +46,8 @@ def remarks(records: Sequence[RoundRecord]) -> list[dict[str, Any]]:
     """Return what a reader of a run's results must know, one entry a kind: its rounds, and a line of text.
 
     Kinds: "nothing_shared" (after aggregation every client had its own model alone), "dropped_uploads" (uploads that
-    were not finite were left out) and "diverged" (the solver diverged: what was sent is worthless).
+    were not finite were left out), "diverged" (the solver diverged: what was sent is worthless) and "changed_code" (the
+    run went on with other code of somebody's own).
     """
     found = []
     alone = [r.round for r in records if r.info.get("shared") == "nothing"]
@@ -68,6 +69,11 @@ def remarks(records: Sequence[RoundRecord]) -> list[dict[str, Any]]:
             f"aggregator.step=backtracking helps"
         )
         found.append({"kind": "diverged", "rounds": diverged, "text": text})
+    changed = {r.round: r.info["changed_code"] for r in records if r.info.get("changed_code")}
+    if changed:
+        files = ", ".join(sorted({file for several in changed.values() for file in several}))
+        text = f"after {_rounds(list(changed))} it went on with other code: {files}"
+        found.append({"kind": "changed_code", "rounds": list(changed), "text": text})
     return found
 
 

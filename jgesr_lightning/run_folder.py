@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 from jgesr_lightning.config import Config, ConfigError, completed, load_config, to_dict, to_yaml
 from jgesr_lightning.identity import flatten, relocated
+from jgesr_lightning.names import code_of
 from jgesr_lightning.paths import user_path
 from jgesr_lightning.runtime import checkpoint
 from jgesr_lightning.runtime.files import InUseError, locked, move_aside, say, write_text
@@ -132,6 +134,18 @@ def _check_data(found: Path, digest: str) -> None:
             f"{found} was written with other data, or data shared out otherwise; put them back, or choose "
             "another name= and leave out resume"
         )
+
+
+def changed_code(folder: Path, config: Mapping[str, Any]) -> list[str]:
+    """Return the files of parts of somebody's own that are others than those that the run in `folder` was made with."""
+    try:
+        former = read_summary(folder).get("code")
+    except DamagedSummaryError:  # it does not say
+        return []
+    if not isinstance(former, dict):
+        return []
+    flat, present = flatten(config), code_of(config)
+    return [str(flat[key]) for key in sorted(former.keys() & present.keys()) if former[key] != present[key]]
 
 
 def _differences(former: dict[str, Any], present: dict[str, Any]) -> list[str]:

@@ -151,6 +151,28 @@ def test_a_failed_import_names_the_line_and_is_tried_anew(file):
     assert names.find("models", "./mine.py:Mine").value == 3
 
 
+def test_code_is_known_by_its_syntax_tree(file, tmp_path):
+    def code(name, **others):
+        return names.code_of({"aggregator": {"name": name}, "model": {"name": "lenet"}, **others})
+
+    path = file(GOOD)
+    first = code(f"{path}:Mine")
+    assert list(first) == ["aggregator.name"] == list(code("mine:Mine"))
+    assert code("mine:Mine") == first == code("./mine.py:make")  # all of the file
+    file("# said otherwise\n\n" + GOOD)
+    assert code(f"{path}:Mine") == first
+    file(GOOD + "\nmore = 1\n")
+    assert code(f"{path}:Mine") != first
+    assert code("fedavg") == code("fedavg", data={"partition": None}) == {}
+    assert code("nowhere:Mine") == code("./nowhere.py:Mine") == {}  # nothing to compare
+    file("def", "broken.py")
+    assert code("./broken.py:Mine") == {}
+    file("[[0], [1]]", "lists.json")
+    one = code("fedavg", data={"partition": "lists.json"})
+    file("[[1], [0]]", "lists.json")
+    assert list(one) == ["data.partition"] and code("fedavg", data={"partition": "lists.json"}) != one
+
+
 def test_short_words_for_folders_and_tables():
     for name in ("./mine.py:Mine", "/a b/mine.py:Mine", "package.module:Mine", "torchvision:Mine", "Mine"):
         assert names.label(name) == "Mine"

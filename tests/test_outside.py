@@ -107,6 +107,31 @@ def test_config_train_resume_table_and_study(tmp_path, monkeypatch, capsys):
     ]
 
 
+def test_going_on_with_other_code_is_remarked_on(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    path = write_config(tmp_path, aggregator={"name": "./mykrum.py:Krum", "byzantine": 1})
+    text = (OUTSIDE / "robust_methods" / "krum.py").read_text()
+
+    def train(content, rounds):
+        (tmp_path / "mykrum.py").write_text(content)
+        assert cli.main(["train", str(path), f"rounds={rounds}", "resume=auto"]) == 0
+        return json.loads((tmp_path / "runs" / "tiny" / "summary.json").read_text())
+
+    first = train(text, 1)
+    assert list(first["code"]) == ["aggregator.name"] and first["remarks"] == []
+    same = train("# a comment\n" + text.replace("chosen = int(", "chosen  =  int("), 2)
+    assert same["code"] == first["code"] and same["remarks"] == []
+    other = train(text.replace("self.byzantine - 2", "self.byzantine - 3"), 3)
+    assert other["code"] != first["code"]
+    (remark,) = other["remarks"]
+    assert (remark["kind"], remark["rounds"]) == ("changed_code", [2])
+    assert remark["text"] == f"after round 2 it went on with other code: {tmp_path}/mykrum.py:Krum"
+    assert train(text.replace("self.byzantine - 2", "self.byzantine - 3"), 4)["remarks"] == [remark]
+    capsys.readouterr()
+    assert cli.main(["table", "runs"]) == 0
+    assert "a part of somebody's own was changed on the way" in capsys.readouterr().out
+
+
 PARTS = """
 import numpy as np
 import torch

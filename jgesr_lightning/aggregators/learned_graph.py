@@ -303,9 +303,9 @@ class JointlySolved(LearnedGraph):
 
     def _of_arrivals(self) -> str:
         """Return the name of a setting that only has a meaning for what arrived, or ""."""
-        plain: dict[str, Any] = {"neighbours": None, "noise_correction": "none", "distances": "models", "layer_weights": "columns"}
-        plain |= {"memory": 0}
-        return next((name for name, value in plain.items() if getattr(self, name) != value), "")
+        plain = {"noise_correction": "none", "distances": "models", "layer_weights": "columns", "memory": 0}
+        changed = [name for name, value in plain.items() if getattr(self, name) != value]
+        return "neighbours" if self.neighbours is not None else next(iter(changed), "")
 
     @abstractmethod
     def solver(self) -> PDCA | Alternating:

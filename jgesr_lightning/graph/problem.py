@@ -9,7 +9,8 @@ Sums over e run over edges, each pair of clients once; W is symmetric with zero 
 
 Under `neighbours` the graph's own terms are those of Kalofolias and Perraudin (ICLR 2019), :math:`u\,(-\beta \sum \log
 \deg + \frac12 \|w\|^2)`: a quadratic in place of the sum, without which a minimiser has hardly more edges than nodes,
-and a unit u (one for each graph) that follows the size of the distances, so that what minimises J follows the data's scale.
+and a unit u (one for each graph) that follows the size of the distances, so that what minimises J follows the data's
+scale.
 
 At the end, J and its gradients as functions of the K x d models, in float64: differentiable, batched.
 """

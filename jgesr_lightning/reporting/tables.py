@@ -39,6 +39,7 @@ _REMARKS = {
     "nothing_shared": "in some rounds clients got back what they had sent, or nothing of others",
     "dropped_uploads": "uploads were dropped",
     "diverged": "the solver diverged",
+    "changed_code": "a part of somebody's own was changed on the way",
 }
 
 
