@@ -32,8 +32,9 @@ from jgesr_lightning.config import (
     to_dict,
     written,
 )
+from jgesr_lightning.config.section import looks_like
 from jgesr_lightning.config.written import read_tree
-from jgesr_lightning.identity import condition, digest, flatten, relocated, seed_of
+from jgesr_lightning.identity import condition, digest, flatten, number_text, relocated, seed_of
 from jgesr_lightning.paths import user_path
 from jgesr_lightning.summary import DamagedSummaryError, read_summary
 
@@ -205,9 +206,10 @@ def load_study(name: str | Path, overrides: Sequence[str] = ()) -> tuple[str, li
     settled: dict[tuple[str, ...], str] = {}
     known: dict[tuple[str, ...], str] = {}
     for seed, (data, of_data), noise, missing, chosen, (label, of_method) in itertools.product(*axes):
-        rate = f"_m{missing}" if several_rates else ""
-        words = [names.word(text) for text in (data, label, *map(str, chosen))]
-        cell = "_".join([f"{words[0]}_s{noise}{rate}", *words[1:], f"seed{seed}"])
+        # zero as it is written: the shipped studies have runs of both m0 and m0.0
+        rate = f"_m{_named(missing) if looks_like(missing) else missing}" if several_rates else ""
+        words = [names.word(text) for text in (data, label, *map(_named, chosen))]
+        cell = "_".join([f"{words[0]}_s{_named(noise)}{rate}", *words[1:], f"seed{seed}"])
         method = {(key if "." in key else f"aggregator.{key}"): value for key, value in of_method.items()}
         settings = {
             "data.name": written(names.resolve(data, path.parent)),
@@ -231,9 +233,9 @@ def load_study(name: str | Path, overrides: Sequence[str] = ()) -> tuple[str, li
         except ValueError as error:
             raise ConfigError(f"{path}: {error}") from None
         if cell in cells:
-            raise ConfigError(f"{path}: {cell} comes twice")
+            raise ConfigError(f"{path}: {cell} comes twice; give each value, and each label, once")
         twin = (str(seed), data, label, *map(str, chosen), str(channel.noise), str(channel.missing_rate))
-        if twin in known:  # such as 0.1 and 0.10
+        if twin in known:  # such as the rates 0 and 0.0
             raise ConfigError(f"{path}: {known[twin]} and {cell} would be one run twice; give each value once")
         known[twin] = cell
         if study.grid:
@@ -243,6 +245,18 @@ def load_study(name: str | Path, overrides: Sequence[str] = ()) -> tuple[str, li
             settled[run] = cell
         cells[cell] = Cell(cell, study.base, tuple(f"{key}={value}" for key, value in arguments.items()), config)
     return path.stem, list(cells.values())
+
+
+def _named(value: Setting) -> str:
+    """Return a value as names of cells have it: a number in one way, however it was written.
+
+    >>> [_named(written(text)) for text in ("1.0", "1e-1", "007", "0.0", "full")]
+    ['1', '0.1', '7', '0', 'full']
+    """
+    number = looks_like(value)
+    if isinstance(number, float):
+        return number_text(number)
+    return str(number if type(number) is int else value)
 
 
 def _base(name: str, path: Path, where: str) -> str:

@@ -74,7 +74,7 @@ data: {synthetic: {data.kappa: 0.2}}
         ("methods: {local: {}}\ndata: [synthetic]\nnoise: [-1]\n", "channel.noise"),
         ("methods: {local: {}}\ndata: [synthetic]\nseeds: []\n", "seeds is empty"),
         ("methods: {local: {}}\ndata: [synthetic]\nseeds: [0, 0]\n", "comes twice"),
-        ("methods: {local: {}}\ndata: [synthetic]\nnoise: [0.1, 0.10]\n", "s0.10_local_seed0 would be one run twice"),
+        ("methods: {local: {}}\ndata: [synthetic]\nnoise: [0.1, 0.10]\n", "s0.1_local_seed0 comes twice; give each value"),
         ("methods: {local: {}}\ndata: [synthetic]\nmissing_rate: [0, 0.0]\n", "would be one run twice"),
         ("seed: 1\nlocal: {lr: 0.1}\n", "is one run, not a study; it is run by: python -m jgesr_lightning train"),
         ("local.lr: 0.1\n", "is one run, not a study"),
@@ -212,7 +212,7 @@ def test_every_cell_is_checked_first_and_mistakes_have_their_line(tmp_path, text
 
 @pytest.mark.parametrize("values", ["local.lr: [0.01, 1e-2]", "metric: [accuracy/trained, accuracy/received]"])
 def test_values_of_a_grid_that_make_no_other_run_are_refused(tmp_path, values):
-    with pytest.raises(ConfigError, match="one run twice"):
+    with pytest.raises(ConfigError, match="twice; "):
         cells_of(tmp_path, f"{TWO}grid: {{{values}}}\n")
 
 
@@ -247,6 +247,15 @@ def test_a_grid_crosses_settings_with_everything(tmp_path):
     }  # fmt: skip
     for cell in cells:
         assert repr(load_config(cell.base, cell.overrides)) == repr(cell.config)
+
+
+def test_a_cell_is_called_the_same_however_a_number_is_written(tmp_path):
+    def called(noise, rate, fraction, lr):
+        axes = f"noise: [{noise}]\nmissing_rate: [{rate}]\ngrid: {{data.fraction: [{fraction}], local.lr: [{lr}]}}\n"
+        return [cell.name for cell in cells_of(tmp_path, "methods: [local]\ndata: [synthetic]\n" + axes)]
+
+    assert called("1", "0.1", "1", "0.01") == ["synthetic_s1_m0.1_local_1_0.01_seed0"]
+    assert called("1.0", "1e-1", "1.00", "1e-2") == called("1", "0.1", "1", "0.01") == called("1e0", ".10", "01", ".01")
 
 
 def test_a_studys_metric_is_that_of_its_cells(tmp_path):

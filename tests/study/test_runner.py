@@ -197,7 +197,7 @@ def test_the_time_left_goes_by_kinds(tmp_path):
     assert known.of(cells[0]) == 0
 
     def cell(data, fraction, method, seed=1):
-        return next(c for c in cells if c.name == f"{data}_s0.1_{method}_{fraction}_seed{seed}")
+        return next(c for c in cells if c.name == f"{data}_s0.1_{method}_{fraction:g}_seed{seed}")
 
     known.note(cell("synthetic", 0.1, "local", 0), 10)
     assert known.of(cell("mnist", 1.0, "cfl")) == 10  # nothing nearer is known
