@@ -58,18 +58,18 @@ COPIES_MAY_DIFFER = (
 
 
 class StudyFile(Section):
-    """A study's file; every axis may also be a single value."""
+    """A study's file; every axis may also be a single value, and one that is not given is the base's."""
 
     base: str = Field(description="configuration that every cell starts from: a path from this file, or as for `train`")
     settings: Settings = Field(default_factory=dict, description="of all cells")
     methods: dict[str, Settings] | list[str] = Field(
         description="label -> the method's settings, its `name` where the label is not it; dotted keys set anything"
     )
-    data: dict[str, Settings] | list[str] | str = Field(default_factory=lambda: ["mnist"], description="data sets")
-    noise: list[str] | str = Field(default_factory=lambda: ["0.1"], description="noise levels")
-    missing_rate: list[str] | str = Field(default_factory=lambda: ["0.0"], description="missing rates")
+    data: dict[str, Settings] | list[str] | str | None = Field(None, description="data sets")
+    noise: list[str] | str | None = Field(None, description="noise levels")
+    missing_rate: list[str] | str | None = Field(None, description="missing rates")
     grid: dict[str, list[str]] = Field(default_factory=dict, description="dotted key -> values; crossed with all else")
-    seeds: list[int] | int = Field(default_factory=lambda: [0], description="seeds")
+    seeds: list[int] | int | None = Field(None, description="seeds")
     metric: str | None = Field(None, description="what tables lead with")
 
 
@@ -156,7 +156,7 @@ def load_study(name: str | Path, overrides: Sequence[str] = ()) -> tuple[str, li
 
     `StudyFile` says what the file holds. Cells are ordered by seed first: a study that is cut short has whole
     comparisons. What stands nearer to a cell wins: a method's settings over a data set's, those over the grid's, and
-    those over the study's; the command line over all.
+    those over the study's; the command line over all. Axes that are not given are the base's.
 
     Args:
         name: a YAML file, or the bare name of one in ``configs/studies/``.
@@ -201,45 +201,48 @@ def load_study(name: str | Path, overrides: Sequence[str] = ()) -> tuple[str, li
             loaded[key] = load_config(study.base, [f"{key}={value}" for key, value in given.items()], settings=settings)
         return loaded[key]
 
-    several_rates = [str(rate) for rate in axes[3]] != ["0.0"]
     cells: dict[str, Cell] = {}
     settled: dict[tuple[str, ...], str] = {}
     known: dict[tuple[str, ...], str] = {}
     for seed, (data, of_data), noise, missing, chosen, (label, of_method) in itertools.product(*axes):
-        # zero as it is written: the shipped studies have runs of both m0 and m0.0
-        rate = f"_m{_named(missing) if looks_like(missing) else missing}" if several_rates else ""
-        words = [names.word(text) for text in (data, label, *map(_named, chosen))]
-        cell = "_".join([f"{words[0]}_s{_named(noise)}{rate}", *words[1:], f"seed{seed}"])
         method = {(key if "." in key else f"aggregator.{key}"): value for key, value in of_method.items()}
+        of_axes = {
+            "data.name": None if data is None else written(names.resolve(data, path.parent)),
+            "channel.noise": noise,
+            "channel.missing_rate": missing,
+        }
         settings = {
-            "data.name": written(names.resolve(data, path.parent)),
+            **{key: value for key, value in of_axes.items() if value is not None},
             "aggregator.name": written(names.resolve(label, path.parent)),
             **shared,
             **dict(zip(study.grid, chosen, strict=True)),
             **of_data,
             **method,
-            "channel.noise": noise,
-            "channel.missing_rate": missing,
         }
-        own = {"seed": str(seed), "name": cell, "output_dir": str(output)}
-        arguments = {**{key: as_argument(value) for key, value in in_full(settings).items()}, **given, **own}
-        config = load((data, label, *map(str, chosen)), settings)
+        config = load((str(data), label, *map(str, chosen)), settings)
         channel = config.channel.replace(
             noise=load(("noise", str(noise)), settings).channel.noise,
             missing_rate=load(("missing_rate", str(missing)), settings).channel.missing_rate,
         )
+        seed = config.seed if seed is None else seed
+        lost = channel.missing_rate  # zero as it is written: the shipped studies have runs of both m0 and m0.0
+        rate = f"_m{_named(lost) if lost else missing}" if lost or len(axes[3]) > 1 else ""
+        words = [names.word(text) for text in (data or config.data.name, label, *map(_named, chosen))]
+        cell = "_".join([f"{words[0]}_s{_named(channel.noise)}{rate}", *words[1:], f"seed{seed}"])
+        own = {"seed": str(seed), "name": cell, "output_dir": str(output)}
+        arguments = {**{key: as_argument(value) for key, value in in_full(settings).items()}, **given, **own}
         try:
             config = config.replace(channel=channel, seed=seed, name=cell, output_dir=str(output))
         except ValueError as error:
             raise ConfigError(f"{path}: {error}") from None
         if cell in cells:
             raise ConfigError(f"{path}: {cell} comes twice; give each value, and each label, once")
-        twin = (str(seed), data, label, *map(str, chosen), str(channel.noise), str(channel.missing_rate))
+        twin = (str(seed), str(data), label, *map(str, chosen), str(channel.noise), str(channel.missing_rate))
         if twin in known:  # such as the rates 0 and 0.0
             raise ConfigError(f"{path}: {known[twin]} and {cell} would be one run twice; give each value once")
         known[twin] = cell
         if study.grid:
-            run = (data, label, identity(to_dict(config)))
+            run = (str(data), label, identity(to_dict(config)))
             if run in settled:
                 raise ConfigError(f"{path}: {settled[run]} and {cell} would be one run twice; let grid's values differ")
             settled[run] = cell
@@ -247,7 +250,7 @@ def load_study(name: str | Path, overrides: Sequence[str] = ()) -> tuple[str, li
     return path.stem, list(cells.values())
 
 
-def _named(value: Setting) -> str:
+def _named(value: Setting | float) -> str:
     """Return a value as names of cells have it: a number in one way, however it was written.
 
     >>> [_named(written(text)) for text in ("1.0", "1e-1", "007", "0.0", "full")]
@@ -381,13 +384,14 @@ def _several(values: Any) -> list[Any]:
     return values if isinstance(values, list) else [values]
 
 
-def _labelled(values: dict[str, Settings] | list[str] | str) -> dict[str, Settings]:
-    """Return name -> settings, from a mapping or plain names."""
+def _labelled(values: dict[str, Settings] | list[str] | str | None) -> dict[Any, Settings]:
+    """Return name -> settings, from a mapping or plain names; the name None where none is given."""
     return values if isinstance(values, dict) else {name: {} for name in _several(values)}
 
 
-def _settings(key: str, values: list[str] | str, places: Mapping[str, str]) -> list[Setting]:
-    """Return the values of an axis with the places where they were written."""
+def _settings(key: str, values: list[str] | str | None, places: Mapping[str, str]) -> list[Setting | None]:
+    """Return the values of an axis with the places where they were written; None alone where none is given."""
     return [
-        written(value, places.get(f"{key}[{at}]", places.get(key, ""))) for at, value in enumerate(_several(values))
+        None if value is None else written(value, places.get(f"{key}[{at}]", places.get(key, "")))
+        for at, value in enumerate(_several(values))
     ]

@@ -74,7 +74,7 @@ data: {synthetic: {data.kappa: 0.2}}
         ("methods: {local: {}}\ndata: [synthetic]\nnoise: [-1]\n", "channel.noise"),
         ("methods: {local: {}}\ndata: [synthetic]\nseeds: []\n", "seeds is empty"),
         ("methods: {local: {}}\ndata: [synthetic]\nseeds: [0, 0]\n", "comes twice"),
-        ("methods: {local: {}}\ndata: [synthetic]\nnoise: [0.1, 0.10]\n", "s0.1_local_seed0 comes twice; give each value"),
+        ("methods: {local: {}}\ndata: [synthetic]\nnoise: [0.1, 0.10]\n", "s0.1_local_seed0 comes twice; give"),
         ("methods: {local: {}}\ndata: [synthetic]\nmissing_rate: [0, 0.0]\n", "would be one run twice"),
         ("seed: 1\nlocal: {lr: 0.1}\n", "is one run, not a study; it is run by: python -m jgesr_lightning train"),
         ("local.lr: 0.1\n", "is one run, not a study"),
@@ -247,6 +247,24 @@ def test_a_grid_crosses_settings_with_everything(tmp_path):
     }  # fmt: skip
     for cell in cells:
         assert repr(load_config(cell.base, cell.overrides)) == repr(cell.config)
+
+
+def test_what_the_file_does_not_say_is_the_bases(tmp_path):
+    (tmp_path / "own.py").write_text("def mine(root):\n    pass\n")
+    base = BASE.replace("name: synthetic", "name: ./own.py:mine, root: sites")
+    base += "seed: 7\nchannel: {noise: 0.50, missing_rate: 0.3}\n"
+    path = write_study(tmp_path, "methods: {fedavg: {}}\ngrid: {local.lr: [0.1, 0.2]}\n", base)
+    cells = load_study(path)[1]
+    assert [cell.name for cell in cells] == [f"mine_s0.5_m0.3_fedavg_{lr}_seed7" for lr in (0.1, 0.2)]
+    for cell in cells:
+        config = cell.config
+        assert (config.data.name, config.data.root) == (f"{tmp_path}/own.py:mine", "sites")
+        assert (config.channel.noise, config.channel.missing_rate, config.seed) == (0.5, 0.3, 7)
+        assert load_config(cell.base, cell.overrides) == config
+    path.write_text(path.read_text() + "noise: 1\nmissing_rate: [0]\nseeds:\ndata: synthetic\n")
+    assert load_study(path)[1][0].name == "synthetic_s1_fedavg_0.1_seed7"
+    path.write_text("base: base\nmethods: [local]\n")
+    assert [cell.name for cell in load_study(path)[1]] == ["mnist_s0.1_local_seed0"]
 
 
 def test_a_cell_is_called_the_same_however_a_number_is_written(tmp_path):
