@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import heapq
 import os
 import signal
 import time
@@ -185,7 +186,7 @@ class _Runner:
         others = [cell for cell in (*waiting, *passed) if cell.name in held]
         beside = [max(0.0, start + of(cell) - (time.time() - held[cell.name])) for cell in others]
         coming = [start + of(cell) for cell in waiting if cell.name not in held]
-        return (sum(running) + sum(beside) + sum(coming)) / (self.workers + len(others))
+        return _span([*running, *beside, *[0.0] * (self.workers - len(running))], coming)
 
 
 def result(cell: Cell) -> str:
@@ -220,6 +221,22 @@ def log_of(cell: Cell) -> Path:
 def lock_of(cell: Cell) -> Path:
     """Return the file whose lock whoever runs a cell holds."""
     return cell.folder.parent / ".locks" / cell.name
+
+
+def _span(busy: Sequence[float], coming: Sequence[float]) -> float:
+    """Return the time until all is done: whoever is free first takes the next of what is to come.
+
+    Args:
+        busy: how long each of those who work has still to do.
+        coming: how long each of what is to come takes, in its order.
+
+    >>> _span([5.0, 0.0], [2.0, 2.0]), _span([5.0, 0.0, 0.0], [2.0, 4.0, 3.0])
+    (5.0, 5.0)
+    """
+    ends = sorted(busy)
+    for seconds in coming:
+        heapq.heapreplace(ends, ends[0] + seconds)
+    return max(ends)
 
 
 def _send(child: Child, number: signal.Signals) -> None:

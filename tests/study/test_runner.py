@@ -218,8 +218,17 @@ def test_the_time_left_counts_the_cells_of_others(tmp_path, monkeypatch):
         os.utime(lock_of(cells[3]), (0, 1e9 - 30))
         run_cells(cells, fake(0.9), lines.append)
     left = [line.rpartition("about ")[2] for line in lines if "about" in line]
-    # a minute a cell: three are to come, 60 and 30 s of others' two are left, and three work on them
-    assert left == ["1 min 30 s left", "1 min 10 s left", "50 s left", "30 s left"]
+    # a minute a cell: three are to come, of others' two 60 and 30 s are left, and whoever is free takes the next
+    assert left == ["2 min 0 s left", "1 min 30 s left", "1 min 0 s left", "1 min 0 s left"]
+
+
+def test_the_time_left_is_no_less_than_that_of_a_cell_that_runs(tmp_path, monkeypatch):
+    cells, lines = cells_of(tmp_path, TWO + "seeds: [0, 1]\n")[:3], []
+    monkeypatch.setattr(runner, "time", SimpleNamespace(**{**vars(time), "monotonic": lambda: 0.0}))
+    quick, slow = fake(), fake(seconds=1)
+    run_cells(cells, lambda cell, place: (quick if cell is cells[0] else slow)(cell, place), lines.append, workers=8)
+    left = [line.rpartition("about ")[2] for line in lines if "about" in line]
+    assert left[0] == "1 min 0 s left"  # a minute a cell, two run, and nobody helps them
 
 
 def test_several_workers_run_each_cell_once(tmp_path):
