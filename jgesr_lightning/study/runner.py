@@ -93,7 +93,7 @@ class _Runner:
                         time.sleep(POLL_SECONDS)
             except BaseException:  # a second Ctrl-C
                 for one in self.running:
-                    os.killpg(one.child.pid, signal.SIGKILL)  # with the processes that it started for its other devices
+                    _kill(one.child)
                 raise
         elsewhere = set(self.outcome.elsewhere)  # of these many have ended meanwhile
         done = [cell.name for cell in self.cells if cell.name in elsewhere and cell.is_finished()]
@@ -242,6 +242,13 @@ def _span(busy: Sequence[float], coming: Sequence[float]) -> float:
 def _send(child: Child, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(child.pid, number)  # not reaped yet, so its number is nobody else's
+
+
+def _kill(child: Child) -> None:
+    """End a process with those that it started for its other devices; one that leads no group yet has none."""
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # the latter on a Mac, where it has just ended
+            kill(child.pid, signal.SIGKILL)
 
 
 def _ending(status: int) -> str:

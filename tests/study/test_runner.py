@@ -335,6 +335,21 @@ def test_a_cell_that_is_killed_is_named_by_its_signal_and_the_study_goes_on(tmp_
     assert outcome.finished == [cells[1].name]
 
 
+def test_all_cells_end_at_once_also_one_that_leads_no_group_yet(tmp_path):
+    cells, children = cells_of(tmp_path, TWO), []
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    def start(cell, place):
+        children.append(subprocess.Popen(["sleep", "60"], start_new_session=bool(children)))
+        return SimpleNamespace(pid=children[-1].pid, poll=interrupted)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_cells(cells, start, quiet, workers=2)
+    assert [child.wait(20) for child in children] == [-signal.SIGKILL] * 2
+
+
 def test_a_study_goes_on_when_nobody_reads_its_lines(tmp_path):
     write_study(tmp_path, TWO)
     program = (
