@@ -84,13 +84,9 @@ class _Runner:
     def run(self) -> Outcome:
         with StopRequest("stopping the cells that run; Ctrl-C again: at once") as stop:
             try:
-                while self.running or (self.waiting and not stop):
-                    while self.waiting and not stop and len(self.running) < self.workers:
-                        self._begin(*self.waiting.popleft())
-                    for one in list(self.running):
-                        self._look_after(one, stop)
-                    if self.running:
-                        time.sleep(POLL_SECONDS)
+                while self.waiting and not stop:
+                    self._run_waiting(stop)
+                    self.waiting.extend(self._let_go())
             except BaseException:  # a second Ctrl-C
                 for one in self.running:
                     _kill(one.child)
@@ -102,6 +98,25 @@ class _Runner:
         if len(self.outcome.finished) < len(self.cells):
             self.outcome.stopped_by = stop.received
         return self.outcome
+
+    def _run_waiting(self, stop: StopRequest) -> None:
+        """Run the cells that wait, and return when none runs."""
+        while self.running or (self.waiting and not stop):
+            while self.waiting and not stop and len(self.running) < self.workers:
+                self._begin(*self.waiting.popleft())
+            for one in list(self.running):
+                self._look_after(one, stop)
+            if self.running:
+                time.sleep(POLL_SECONDS)
+
+    def _let_go(self) -> list[tuple[int, Cell]]:
+        """Return the cells that others held, and left unfinished; or they had only looked whether anybody runs them."""
+        elsewhere = self.outcome.elsewhere
+        places = [(place, cell) for place, cell in enumerate(self.cells, 1) if cell.name in elsewhere]
+        free = [one for one in places if held_since(lock_of(one[1])) is None and not one[1].is_finished()]
+        for _, cell in free:
+            elsewhere.remove(cell.name)
+        return free
 
     def _begin(self, place: int, cell: Cell) -> None:
         """Start a cell, unless there is nothing to do; one that cannot be started has failed, and the others run."""

@@ -1,5 +1,6 @@
 """Running cells: what is done, copied, damaged, stopped, and by how many at once."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -177,6 +178,21 @@ def test_a_cell_that_another_process_has_finished_meanwhile_counts(tmp_path):
     outcome = run_cells(cells, start, quiet)
     assert outcome.finished == [cells[1].name, cells[0].name]
     assert outcome.elsewhere == []
+
+
+def test_a_cell_that_others_only_looked_at_is_run_after_all(tmp_path):
+    cells, lines = cells_of(tmp_path, TWO), []
+    lock_of(cells[0]).parent.mkdir(parents=True)
+    looking = lock_of(cells[0]).open("w")
+    fcntl.flock(looking, fcntl.LOCK_SH)  # as `held_since` does, which an estimate and --list ask
+
+    def say(line):
+        lines.append(line)
+        looking.close()
+
+    outcome = run_cells(cells, fake(0.9), say)
+    assert lines[0] == f"[1/2] {cells[0].name}: another process runs it"
+    assert (outcome.finished, outcome.elsewhere) == ([cells[1].name, cells[0].name], [])
 
 
 def test_a_cell_of_a_process_that_died_is_taken_up(tmp_path):
