@@ -13,11 +13,13 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import types
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Protocol
 
 from jgesr_lightning.runtime.signals import STOP_SIGNALS
@@ -87,10 +89,12 @@ def training(main: Callable[[Sequence[str]], int], workers: int) -> Starter:
 
     def start(cell: Cell, place: Place) -> Child:
         warm(wandb=cell.config.logging.wandb)
-        environment = {}
+        scratch = TemporaryDirectory(prefix="jgesr-", ignore_cleanup_errors=True)
+        environment = {"TMPDIR": scratch.name}
         if workers > 1 and len(devices) > 1:
             environment["CUDA_VISIBLE_DEVICES"] = devices[place.slot % len(devices)]
-        return Forked(_Train(main, train_arguments(cell, extra), place, environment, single_thread=workers > 1))
+        train = _Train(main, train_arguments(cell, extra), place, environment, single_thread=workers > 1)
+        return Forked(train, scratch)
 
     return start
 
@@ -109,9 +113,14 @@ def warm(wandb: bool) -> None:
 
 
 class Forked:
-    """A fork of this process that runs an action and ends with the status that it returns."""
+    """A fork of this process that runs an action and ends with the status that it returns.
 
-    def __init__(self, action: Callable[[], int]) -> None:
+    What libraries leave to be tidied up at a program's end stays: a fork ends without. So it has a folder of its own
+    for temporary files, `scratch`, which it removes at its end, or this process does, for one that was killed.
+    """
+
+    def __init__(self, action: Callable[[], int], scratch: TemporaryDirectory[str] | None = None) -> None:
+        self._scratch = scratch
         self._process = multiprocessing.get_context("fork").Process(target=self._work, args=(action,))
         # a stop signal waits until the child has its own way of taking it
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
@@ -125,18 +134,24 @@ class Forked:
         assert self._process.pid is not None
         self.pid = self._process.pid
 
-    @staticmethod
-    def _work(action: Callable[[], int]) -> None:
+    def _work(self, action: Callable[[], int]) -> None:
         os.setsid()  # a session of its own: Ctrl-C reaches it through us alone
         for number in STOP_SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has hang-ups ignored
                 signal.signal(number, signal.SIG_DFL)  # also for Ctrl-C: until the run takes it, nothing is lost
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-        sys.exit(action())
+        try:
+            sys.exit(action())
+        finally:
+            if self._scratch is not None:
+                self._scratch.cleanup()
 
     def poll(self) -> int | None:
         """Return its exit status, negative for a signal, or None while it runs."""
-        return self._process.exitcode
+        status = self._process.exitcode
+        if status is not None and self._scratch is not None:
+            self._scratch.cleanup()
+        return status
 
 
 @dataclass(frozen=True)
@@ -154,6 +169,7 @@ class _Train:
             os.close(descriptor)
         self._redirect()
         os.environ.update(self.environment)
+        tempfile.tempdir = None  # looked up anew, where TMPDIR says
         # Lightning starts the processes of further devices by what __main__ and its arguments are
         sys.argv = ["jgesr_lightning", *self.arguments]
         sys.modules["__main__"] = module = types.ModuleType("__main__")

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -134,6 +135,32 @@ def test_a_cell_that_crashes_ends_alone(tmp_path):
         cells[0].name: "ended by SIGKILL: on the way",
         cells[1].name: "exit status 1: RuntimeError: unforeseen",
     }
+
+
+@forks
+def test_no_cell_leaves_temporary_files_whatever_ends_it_and_its_study(tmp_path, monkeypatch):
+    (here := tmp_path / "here").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(here))
+    cells = cells_of(tmp_path, "methods: {local: {}, fedavg: {}, cfl: {}}\ndata: [synthetic]\n")
+
+    def run(arguments):
+        print(tempfile.mkdtemp(), os.environ["TMPDIR"], flush=True)  # what a library leaves to the end of the program
+        if "aggregator.name=local" in arguments:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if "aggregator.name=fedavg" in arguments:
+            raise RuntimeError("unforeseen")
+        return 0
+
+    start = training(run, workers=1)
+    run_cells(cells[:2], start, quiet)
+    assert list(here.iterdir()) == []
+    child = start(cells[2], Place(tmp_path / "log"))
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # nobody looks after it
+    assert list(here.iterdir()) == []
+    assert child.poll() == 0
+    logs = [tmp_path / "log", *(cells[0].folder.parent / "logs").iterdir()]
+    for made, place in (log.read_text().splitlines()[0].split() for log in logs):
+        assert Path(made).parent == Path(place) and Path(place).parent == here
 
 
 @forks
