@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from jgesr_lightning.arguments import CommandParser, first_line
 from jgesr_lightning.checks import nearest
 from jgesr_lightning.config import ConfigError
-from jgesr_lightning.identity import SEEDS, condition
+from jgesr_lightning.identity import SEEDS
 from jgesr_lightning.paths import user_folder
 from jgesr_lightning.reporting import plots
 from jgesr_lightning.reporting.figures import map_drawings
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"--metric is {runs.metric!r}, of which less is better; a map shows who leads in, say, {METRIC}"
         )
     for name, key in (("--rows", arguments.rows), ("--columns", arguments.columns)):
-        known = sorted({key for run in runs.collection.runs for key in condition(run.config)})
+        known = sorted({key for run in runs.collection.runs for key in run.condition})
         if key not in known:
             if key.partition(".")[0] in SEEDS:
                 raise ConfigError(f"{name} is {shown(key)!r}, over which a map takes the mean; give another setting")

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from jgesr_lightning.identity import condition, number_text
+from jgesr_lightning.identity import number_text
 from jgesr_lightning.reporting.runs import Run, method_rank
 from jgesr_lightning.reporting.statistics import Difference, Mean, corrected, mean_of, paired
 from jgesr_lightning.reporting.tables import SETTING_WORDS, seed_means
@@ -229,7 +229,7 @@ def map_of(
     """
     sheets: dict[tuple[tuple[str, Any], ...], dict[Place, dict[str, list[Run]]]] = {}
     for run in runs:
-        settings = condition(run.config)
+        settings = dict(run.condition)
         if run.last(metric) is None:
             continue
         at = (settings.pop(rows, None), settings.pop(columns, None))
@@ -305,7 +305,7 @@ def _titles(sheets: Sequence[tuple[tuple[str, Any], ...]]) -> dict[tuple[tuple[s
         rest: ", ".join(
             [
                 *([shown(one["data.name"])] if "data.name" in one else []),
-                *(f"{_short(key)} {text(one.get(key))}" for key in differing),
+                *(f"{_short(key)} {text(one.get(key))}" for key in differing if key in one),
             ]
         )
         or "all runs"

@@ -30,9 +30,6 @@ _SETTINGS = {
 }  # fmt: skip
 """What the paper (section 5) says about all runs. Batch size, widths and the baselines' settings it leaves open."""
 
-_SAME = {"data.partition": {None: "dirichlet"}}
-"""Values that mean one of those: no partition named is Dirichlet's, the data having none of their own."""
-
 _ANY = ("data.fraction",)
 """Settings of those in which a run may differ and still stand beside the paper's numbers: how much data there was."""
 
@@ -66,8 +63,4 @@ def departures(settings: Mapping[str, Any]) -> list[str]:
 
 def different(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the paper's value of each setting that has another here."""
-    return {
-        key: paper
-        for key, paper in _SETTINGS.items()
-        if key in settings and _SAME.get(key, {}).get(settings[key], settings[key]) != paper
-    }
+    return {key: paper for key, paper in _SETTINGS.items() if key in settings and settings[key] != paper}

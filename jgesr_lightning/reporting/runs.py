@@ -11,12 +11,16 @@ from typing import Any
 
 from jgesr_lightning.config import completed
 from jgesr_lightning.identity import CELL, condition, digest, flatten, method_label, protocol, rounded, seed_of
+from jgesr_lightning.names import is_builtin
 from jgesr_lightning.reporting.sources import UNREADABLE, Source, averaged
 from jgesr_lightning.reporting.text import shown
 
 SCHEMA = 1
 EVALUATED = "accuracy/received"
 """What every evaluation measures, and what is finite even of models that are not."""
+
+USED_BY = {"data.kappa": ("dirichlet", "quantity"), "data.classes_per_client": ("shards",)}
+"""Settings that have a say under some of our partitions alone; one of one's own is given all of them."""
 
 Column = tuple[str, float, float]
 """Data set, noise level, missing rate: a column of a table."""
@@ -71,14 +75,25 @@ class Run:
         return number
 
     @cached_property
+    def condition(self) -> dict[str, Any]:
+        """The settings that decide its outcome, without its seeds: the partition used, and none without a say."""
+        settings = condition(self.config)
+        told = self.summary.get("data")
+        found = told.get("partition") if isinstance(told, Mapping) else None  # older summaries have none
+        used = settings.get("data.partition") or (found if isinstance(found, str) else "dirichlet")
+        idle = {key for key, uses in USED_BY.items() if is_builtin("partitions", used) and used not in uses}
+        return {key: value for key, value in {**settings, "data.partition": used}.items() if key not in idle}
+
+    @cached_property
     def protocol(self) -> dict[str, Any]:
         """The settings that it shares with the other methods of a table."""
-        return protocol(self.config)
+        shared = {*protocol(self.config), "data.partition"}
+        return {key: value for key, value in self.condition.items() if key in shared}
 
     @cached_property
     def sharing(self) -> dict[str, Any]:
         """The settings that decide which client holds which samples."""
-        chosen = {key: value for key, value in condition(self.config).items() if key.startswith(("data.", "clients"))}
+        chosen = {key: value for key, value in self.condition.items() if key.startswith(("data.", "clients"))}
         own = (self.config.get("seeds") or {}).get("partition")
         return {**chosen, "seed": self.config["seed"] if own is None else own}
 
@@ -104,10 +119,10 @@ class Run:
 
     def identity(self, exact: bool = False) -> str:
         """Return a text that is the same for runs of equal settings and seed, `exact` or to rounding."""
-        settings = condition(self.config)
+        settings = self.condition
         if exact:
             flat = flatten(self.config)
-            settings = {key: flat[key] for key in settings}
+            settings = {key: flat[key] if value == rounded(flat.get(key)) else value for key, value in settings.items()}
         return digest({"condition": settings, "seed": self.seed}, 32)
 
 
@@ -215,5 +230,8 @@ def blocks(runs: Sequence[Run]) -> list[Block]:
     protocols = [members[0].protocol for members in groups.values()]
     keys = {key for values in protocols for key in values}
     varying = sorted(key for key in keys if len({repr(values.get(key)) for values in protocols}) > 1)
-    found = [Block(members, {key: members[0].protocol.get(key) for key in varying}) for members in groups.values()]
+    found = [
+        Block(members, {key: shared[key] for key in varying if key in shared})
+        for shared, members in zip(protocols, groups.values(), strict=True)
+    ]
     return sorted(found, key=lambda block: -len(block.runs))

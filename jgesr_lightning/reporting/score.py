@@ -76,7 +76,7 @@ def readings(runs: Sequence[Run]) -> dict[str, list[Run]]:
     )
     found: dict[str, list[Run]] = {}
     for run in runs:
-        words = [f"{SETTING_WORDS.get(key, key)} {run.protocol.get(key)}" for key in differing]
+        words = [f"{SETTING_WORDS.get(key, key)} {run.protocol[key]}" for key in differing if key in run.protocol]
         found.setdefault(shown(", ".join(words) or "all runs"), []).append(run)
     return dict(sorted(found.items()))
 

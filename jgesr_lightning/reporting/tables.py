@@ -13,7 +13,7 @@ from jgesr_lightning.config import ConfigError
 from jgesr_lightning.identity import number_text
 from jgesr_lightning.reporting.collection import Collection, collect
 from jgesr_lightning.reporting.paper import departures, different, is_papers, paper_value
-from jgesr_lightning.reporting.runs import Block, Column, Run, blocks, method_rank
+from jgesr_lightning.reporting.runs import USED_BY, Block, Column, Run, blocks, method_rank
 from jgesr_lightning.reporting.sources import averaged
 from jgesr_lightning.reporting.statistics import Difference, Mean, corrected, mean_of, paired
 from jgesr_lightning.reporting.text import shown
@@ -327,10 +327,9 @@ def _client_terms(runs: Sequence[Run]) -> str:
 
 def protocol_text(shared: Mapping[str, Any]) -> str:
     """Return the settings that readers ask for first."""
-    partition = shared.get("data.partition") or "dirichlet"
+    partition = shared.get("data.partition", "dirichlet")
     unused = {"data.partition"} if partition == "dirichlet" else set()
-    unused |= set() if partition in ("dirichlet", "quantity") else {"data.kappa"}
-    unused |= set() if partition == "shards" else {"data.classes_per_client"}
+    unused |= {key for key, uses in USED_BY.items() if partition not in uses}
     unused |= set() if shared.get("data.planted") else {"data.planted", "data.groups"}
     unused |= set(TOLD_WHERE_OTHER) - different(shared).keys()
     return ", ".join(

@@ -307,6 +307,16 @@ def test_the_command_says_what_is_wrong(tmp_path):
             main([str(tmp_path), *arguments])
 
 
+def test_a_setting_without_a_say_makes_no_rows(tmp_path):
+    plane(tmp_path)
+    for path in tmp_path.rglob("summary.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"data": {"partition": "natural"}}))
+    with pytest.raises(ConfigError, match="--rows is 'data.kappa', which no run has as a setting"):
+        main([str(tmp_path)])
+    (panel,) = built(tmp_path, rows="clients").panels
+    assert panel.title == "mnist"
+
+
 def test_one_baseline_is_named_and_three_are(tmp_path):
     plane(tmp_path)
     runs(tmp_path, "jgesr", [0.8], kappa=1)  # nothing to compare it with

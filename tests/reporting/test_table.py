@@ -60,7 +60,7 @@ def test_settings_that_are_not_the_papers_are_named(tmp_path):
     assert cells(markdown(table), "fedavg")[0] == ["90.00 (1)"]
     assert departures({"rounds": 30, "data.fraction": 1, "local.batch_size": 7}) == []
     assert departures({"rounds": 30, "data.fraction": 0.1}) == ["data.fraction 0.1 (paper: 1.0)"]
-    assert departures({"data.partition": None, "local.optimizer": "sgd", "local.clip_norm": None}) == []
+    assert departures({"data.partition": "dirichlet", "local.optimizer": "sgd", "local.clip_norm": None}) == []
     for key, value, paper in (
         ("data.partition", "iid", "dirichlet"),
         ("data.planted", "labels", "none"),
@@ -569,10 +569,48 @@ def test_worst_client_and_worst_decile_stand_beside_the_mean(tmp_path):
 
 
 def test_the_partition_is_named_with_what_it_uses():
-    assert "Dirichlet kappa 0.05" in protocol_text({"data.kappa": 0.05, "data.partition": None, "data.planted": None})
+    assert "Dirichlet kappa 0.05" in protocol_text(
+        {"data.kappa": 0.05, "data.partition": "dirichlet", "data.planted": None}
+    )
     shards = {"data.kappa": 0.05, "data.partition": "shards", "data.classes_per_client": 2, "data.groups": 4}
     assert protocol_text(shards) == "partition shards, classes a client 2"
     assert protocol_text({"data.planted": "rotations", "data.groups": 4}) == "planted groups by rotations, groups 4"
+
+
+def of_partition(root, name, told, partition=None, **settings):
+    """Write a run of the paper's settings, whose configuration and summary name a partition."""
+    folder = make_run(root, name, 0.9, with_files=False, **PAPERS | {"method": "fedavg"} | settings)
+    config = json.loads((folder / "summary.json").read_text())["config"]
+    change(folder, config=config | {"data": config["data"] | {"partition": partition}}, data={"partition": told})
+
+
+def test_the_partition_that_was_used_is_told_not_the_usual_one(tmp_path):
+    of_partition(tmp_path, "a", "natural")  # of clients' own files
+    (table,), _ = built([tmp_path])
+    told = "\n".join(table.protocol)
+    assert "partition natural" in told and "Dirichlet" not in told
+    assert "left out" in told and "data.partition natural (paper: dirichlet)" in told
+    assert table.entries["fedavg", ("mnist", 0.1, 0.0)].paper is None
+
+
+def test_settings_without_a_say_split_no_tables(tmp_path):
+    make_run(tmp_path, "older", 0.9, method="local", **PAPERS)  # its summary tells nothing of the data
+    of_partition(tmp_path, "a", "dirichlet")
+    of_partition(tmp_path, "b", "dirichlet", "dirichlet", method="cfl")
+    tables, _ = built([tmp_path])
+    assert [table.rows for table in tables] == [["local", "fedavg", "cfl"]]
+    of_partition(tmp_path, "c", "iid", "iid", kappa=1)
+    of_partition(tmp_path, "d", "iid", "iid", kappa=2, seed=1)
+    of_partition(tmp_path, "e", "iid", "iid", kappa=3)
+    tables, collection = built([tmp_path])
+    assert [len(table.rows) for table in tables] == [3, 1]
+    assert [entry.value.n for entry in tables[1].entries.values()] == [2]
+    assert "this table differs from the others in data.partition=iid" in tables[1].protocol
+    (note,) = collection.notes
+    assert "same settings and seed" in note
+    for name, kappa in (("f", 1), ("g", 2)):  # a function of one's own is given kappa
+        of_partition(tmp_path, name, "mine", "./mine.py:mine", kappa=kappa)
+    assert len(built([tmp_path])[0]) == 4
 
 
 def test_tables_do_not_wait_for_torch(tmp_path):
