@@ -16,6 +16,7 @@ STARS = (
     "* the 95 % interval (Student's t, paired by seed) leaves out zero; ** the one corrected for the number of methods "
     "in the cell (Holm) does, too"
 )
+FEWER = "(n): on n seeds only, fewer than a baseline has there"
 
 
 def standings_grid(found: Map) -> Grid:
@@ -39,6 +40,8 @@ def standings_grid(found: Map) -> Grid:
         f"{GAIN:g} above it",
         "clearly: the interval corrected for the number of methods in a cell (Holm) leaves out zero",
     ]
+    if any(map(_has_fewer, found.panels)):
+        notes.append(f"{FEWER}, and not counted as run")
     if left := found.count - max((one.spots for one in standings), default=0):
         needed = " or ".join(map(found.name, found.baselines))
         notes.append(f"{left} of {found.count} cells lack {needed} and do not count: name others by --baseline METHOD")
@@ -58,7 +61,7 @@ def panel_grid(found: Map, panel: Panel) -> Grid:
         better = ABSENT if spot.base is None else f"{found.name(spot.base)} {spot.means[spot.base].mean:.2f}"
         rows.append([*line, Cell(better, kind="words"), *(_against(spot, label) for label in labels)])
     what = f"{found.both} in percent, and each method minus it in percentage points"
-    caption = f"{panel.title}: {what}; {STARS}; bold: leads"
+    caption = f"{panel.title}: {what}; {STARS}; bold: leads{f'; {FEWER}' if _has_fewer(panel) else ''}"
     heading = "better of both" if len(found.baselines) == 2 else found.both
     return Grid(caption, [("", [heading, *map(found.name, labels)])], rows, [], "map", corner="cell")
 
@@ -109,17 +112,22 @@ def csv_text(found: Map) -> str:
                     numbers = [one.mean, *ends(one, one.half_width), *ends(one, one.holm_half_width), one.p]
                 writer.writerow(
                     [panel.title, found.metric, *map(text, at), label, mean.n, *map(exact, (mean.mean, mean.std)),
-                     int(label == spot.leader), spot.base or "", *map(exact, numbers),
+                     int(label in spot.leaders), spot.base or "", *map(exact, numbers),
                      "" if one is None else one.n]
                 )  # fmt: skip
     return out.getvalue()
 
 
+def _has_fewer(panel: Panel) -> bool:
+    return any(spot.fewer(label) for spot in panel.spots.values() for label in spot.means)
+
+
 def _against(spot: Spot, label: str) -> Cell:
-    if label == spot.base:
-        return Cell("0", label == spot.leader)
-    one = spot.against.get(label)
-    return Cell(ABSENT) if one is None else Cell(f"{one.mean:+.2f}", label == spot.leader, stars(one))
+    one = spot.minus_base(label)
+    if one is None:
+        return Cell(ABSENT)
+    number = "0" if label == spot.base else f"{one.mean:+.2f}"
+    return Cell(number + spot.fewer(label), label in spot.leaders, stars(one))
 
 
 def _extreme(one: Difference, bold: bool) -> Cell:

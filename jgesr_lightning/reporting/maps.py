@@ -62,17 +62,33 @@ class Spot:
         return None if self.best_other is None else self.against[self.best_other]
 
     @property
+    def leaders(self) -> list[str]:
+        """The methods in front to the two decimals shown, best first; baselines before others: they are simpler."""
+        points = {label: mean.mean for label, mean in self.means.items()}
+        if self.base is not None:
+            points = {self.base: 0.0, **{label: one.mean for label, one in self.against.items()}}
+        ranked = sorted(points, key=lambda label: points[label], reverse=True)
+        level = [label for label in ranked if round(points[label], 2) == round(points[ranked[0]], 2)]
+        return [label for label in level if label in self.baselines] or level
+
+    @property
     def leader(self) -> str:
-        """The method in front; level to the two decimals shown, a baseline is: it is the simpler one."""
-        if self.base is None:
-            return max(self.means, key=lambda label: self.means[label].mean)
-        ahead = self.lead is not None and round(self.lead.mean, 2) > 0
-        return self.best_other if ahead and self.best_other is not None else self.base
+        """The first of them."""
+        return self.leaders[0]
 
     @property
     def seeds(self) -> int:
         """The number of seeds of its methods, the least."""
         return min(mean.n for mean in self.means.values())
+
+    def minus_base(self, label: str) -> Difference | None:
+        """Return a method minus the better baseline; for that one itself, nothing."""
+        return Difference(0.0, None, self.means[label].n) if label == self.base else self.against.get(label)
+
+    def fewer(self, label: str) -> str:
+        """Return in brackets on how many seeds a method is compared, where a baseline has more; else nothing."""
+        one = self.minus_base(label)
+        return f" ({one.n})" if one is not None and one.n < max(self.means[name].n for name in self.baselines) else ""
 
 
 @dataclass(frozen=True)
@@ -110,7 +126,7 @@ class Standing:
         leads: in how many it is in front.
         gains: in how many it is clearly ahead: the corrected interval leaves out zero.
         losses: in how many it is clearly behind.
-        everywhere: whether it was run wherever both baselines were.
+        everywhere: whether it was run wherever both baselines were, on as many seeds.
     """
 
     label: str
@@ -188,22 +204,27 @@ class Map:
 
     def standings(self) -> list[Standing]:
         """Return every method that can be compared somewhere, in the order of a table's rows."""
+        spots = [
+            (spot, self.place(panel, at))
+            for panel in self.panels
+            for at, spot in panel.spots.items()
+            if spot.base is not None
+        ]
         found = []
-        whole = sum(spot.base is not None for panel in self.panels for spot in panel.spots.values())
         for label in self.labels:
-            held = [
-                (_against(spot, label), self.place(panel, at), spot.leader == label)
-                for panel in self.panels
-                for at, spot in panel.spots.items()
+            known = [
+                (one, where + spot.fewer(label), spot)
+                for spot, where in spots
+                if (one := spot.minus_base(label)) is not None
             ]
-            known = [(one, where, leads) for one, where, leads in held if one is not None]
             if known:
                 worst, best = (choose(known, key=lambda item: item[0].mean) for choose in (min, max))
                 found.append(
                     Standing(
-                        label, worst[:2], best[:2], len(known), sum(leads for _, _, leads in known),
-                        sum(one.clear_of_all and one.mean > 0 for one, _, _ in known),
-                        sum(one.clear_of_all and one.mean < 0 for one, _, _ in known), len(known) == whole,
+                        label, worst[:2], best[:2], len(known), sum(label in spot.leaders for *_, spot in known),
+                        sum(one.clear_of_all and one.mean > 0 for one, *_ in known),
+                        sum(one.clear_of_all and one.mean < 0 for one, *_ in known),
+                        len(known) == len(spots) and not any(spot.fewer(label) for *_, spot in known),
                     )
                 )  # fmt: skip
         return found
@@ -289,11 +310,6 @@ def _better(of_baselines: Mapping[str, Mapping[Hashable, float]]) -> str | None:
     if not shared:
         return None
     return max(of_baselines, key=lambda label: float(np.mean([of_baselines[label][seed] for seed in shared])))
-
-
-def _against(spot: Spot, label: str) -> Difference | None:
-    """Return a method minus the better baseline; for that one itself, nothing."""
-    return Difference(0.0, None, spot.means[label].n) if label == spot.base else spot.against.get(label)
 
 
 def _titles(sheets: Sequence[tuple[tuple[str, Any], ...]]) -> dict[tuple[tuple[str, Any], ...], str]:

@@ -117,6 +117,37 @@ def test_gaps(tmp_path):
     assert "1 of 2 cells lack local or fedavg and do not count: name others by --baseline METHOD" in markdown(found)
 
 
+def test_a_cell_of_fewer_seeds_than_a_baselines_is_marked_and_not_one_run(tmp_path):
+    for kappa in (0.1, 1):
+        runs(tmp_path, "local", [0.80, 0.81, 0.82], kappa=kappa)
+        runs(tmp_path, "fedavg", [0.81, 0.80, 0.82], kappa=kappa)
+        runs(tmp_path, "jgesr", [0.85, 0.86, 0.87] if kappa == 1 else [0.85], kappa=kappa)
+    found = built(tmp_path)
+    text = markdown(found)
+    few = found.panels[0].spots[0.1, 0.1]
+    assert [few.fewer(label) for label in ("local", "fedavg", "jgesr")] == ["", "", " (1)"]
+    assert not any(one.reliable for one in found.standings())
+    assert "**+5.00 (1)** |" in text and "| kappa 0.1, s 0.1 (1) |" in text
+    assert text.count("(n): on n seeds") == 2  # below the standings and above the cells
+    assert r"\textbf{+5.00 (1)}" in latex(found) and latex(found).count("(n): on n seeds") == 2
+    runs(tmp_path / "more", "jgesr", [0.85, 0.86, 0.87], kappa=0.1)
+    sure = markdown(built(tmp_path))
+    assert "(1)" not in sure and "(n)" not in sure and "| jgesr | **+5" in sure
+
+
+def test_methods_level_to_the_decimals_shown_all_lead(tmp_path):
+    runs(tmp_path, "local", [0.80])
+    runs(tmp_path, "fedavg", [0.70])
+    runs(tmp_path, "cfl", [0.90001])
+    runs(tmp_path, "jgesr", [0.90003])
+    found = built(tmp_path)
+    assert spot(tmp_path).leaders == ["jgesr", "cfl"] and spot(tmp_path).leader == "jgesr"
+    assert {one.label: one.leads for one in found.standings()} == {"local": 0, "fedavg": 0, "cfl": 1, "jgesr": 1}
+    assert markdown(found).count("| **+10.00** | **+10.00** |") == 1  # in the cell, cfl and jgesr
+    rows = csv.DictReader(io.StringIO(csv_text(found)))
+    assert [row["method"] for row in rows if row["leads"] == "1"] == ["cfl", "jgesr"]
+
+
 def test_without_a_shared_seed_there_is_no_lead(tmp_path):
     runs(tmp_path, "local", [0.90])
     make_run(tmp_path, "other", 0.8, method="fedavg", seed=7, with_files=False)
