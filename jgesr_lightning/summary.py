@@ -13,6 +13,9 @@ FILE = "summary.json"
 DIGITS = 32  # of the hash of a run's data; it was shorter while only a part of the inputs counted
 STATUSES = ("running", "finished", "stopped", "failed")
 
+_LESS = ("loss/", "seconds/", "aggregator/seconds", "aggregator/solver_seconds", "aggregator/stationarity_", "dropped")
+"""How the names begin of metrics of which less is better."""
+
 
 class DamagedSummaryError(ValueError):
     """A summary that is there but cannot be used; the message says why, in one line."""
@@ -51,10 +54,16 @@ def data_digest(summary: dict[str, Any]) -> str:
     return found if isinstance(found, str) and len(found) == DIGITS else ""
 
 
-def higher_is_better(metric: str) -> bool:
+def higher_is_better(metric: str) -> bool | None:
     """Whether the larger value is the better one: of accuracies, and of how well a planted graph was found.
+
+    False: the smaller one is, as of losses and seconds. None: neither, as of cosines and edges.
 
     >>> higher_is_better("accuracy/trained_worst"), higher_is_better("accuracy/trained_std@5")
     (True, False)
+    >>> higher_is_better("loss/train"), higher_is_better("updates/cosine")
+    (False, None)
     """
-    return metric.startswith(("accuracy/", "graph/")) and not metric.partition("@")[0].endswith("_std")
+    if metric.partition("@")[0].endswith("_std") or metric.startswith(_LESS):
+        return False
+    return True if metric.startswith(("accuracy/", "graph/")) else None

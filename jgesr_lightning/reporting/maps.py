@@ -186,7 +186,7 @@ class Map:
     def is_plane(self) -> bool:
         """Whether a panel has two rows and two columns or more, and methods that may lead over the baselines."""
         several = any(len(panel.rows) > 1 and len(panel.columns) > 1 for panel in self.panels)
-        leads = higher_is_better(self.metric)  # of a deviation nobody does
+        leads = higher_is_better(self.metric) is True  # of a deviation nobody does
         return several and leads and any(spot.lead for panel in self.panels for spot in panel.spots.values())
 
     @property

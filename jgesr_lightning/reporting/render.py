@@ -61,10 +61,11 @@ def main_grid(table: Table) -> Grid:
     groups = []
     rows = [[Cell(label, kind="label")] for label in table.rows]
     unit = f" ({table.unit})" if table.unit else ""
+    form = number_form(table.unit)
     for column in table.columns:
         entries = [table.entries.get((label, column)) for label in table.rows]
         headings = [f"measured{unit}"]
-        cells = [[_value(entry)] for entry in entries]
+        cells = [[_value(entry, form)] for entry in entries]
         if shows_paper(table, column):
             headings += [table.paper_heading, "minus paper"]
             for entry, line in zip(entries, cells, strict=True):
@@ -102,7 +103,7 @@ def paired_grid(table: Table) -> Grid:
         row = [Cell(label, kind="label")]
         for column in table.columns:
             entry = table.entries.get((label, column))
-            row += _pair(None if entry is None else entry.pair)[: len(headings)]
+            row += _pair(None if entry is None else entry.pair, number_form(table.unit))[: len(headings)]
         rows.append(row)
     return Grid(caption, groups, rows, [], "differences", corner=f"method minus {_method(table.reference)}")
 
@@ -111,10 +112,10 @@ def _method(label: str | None) -> str:
     return label or "nothing"
 
 
-def _value(entry: Entry | None) -> Cell:
+def _value(entry: Entry | None, form: str) -> Cell:
     if entry is None:
         return Cell(ABSENT)
-    return Cell(value_text(entry.value), entry.best, f"{mark_text(entry.marks)} ({entry.value.n})")
+    return Cell(value_text(entry.value, form), entry.best, f"{mark_text(entry.marks)} ({entry.value.n})")
 
 
 def _beside(value: float | None, form: str) -> Cell:
@@ -125,27 +126,36 @@ def _minus(entry: Entry | None, paper: float | None) -> float | None:
     return None if entry is None or paper is None else entry.value.mean - paper
 
 
-def _pair(pair: Difference | None) -> list[Cell]:
+def _pair(pair: Difference | None, form: str) -> list[Cell]:
     if pair is None:
         return [Cell(ABSENT), Cell(ABSENT, kind="beside")]
-    alone, together = interval_text(pair.mean, pair.half_width), interval_text(pair.mean, pair.holm_half_width)
-    first = f"{pair.mean:+.2f} {alone}{' *' if pair.clear else ''}".rstrip()
+    alone, together = (interval_text(pair.mean, half, form) for half in (pair.half_width, pair.holm_half_width))
+    first = f"{pair.mean:+{form}} {alone}{' *' if pair.clear else ''}".rstrip()
     second = f"{together}{' *' if pair.clear_of_all else ''}"
     return [Cell(first, beside=f" ({pair.n})"), Cell(second or ABSENT, kind="beside")]
 
 
-def interval_text(middle: float, half: float | None) -> str:
+def number_form(unit: str) -> str:
+    """Return how a table's numbers are written: percentages with two decimals, others, of any size, with four digits.
+
+    >>> format(3.14159e-7, number_form("")), format(95.0, number_form("%"))
+    ('3.142e-07', '95.00')
+    """
+    return ".2f" if unit else ".4g"
+
+
+def interval_text(middle: float, half: float | None, form: str = ".2f") -> str:
     """Return ``[low, high]`` about a middle; nothing without a width.
 
     >>> interval_text(1.0, 0.25)
     '[+0.75, +1.25]'
     """
-    return "" if half is None else f"[{middle - half:+.2f}, {middle + half:+.2f}]"
+    return "" if half is None else f"[{middle - half:+{form}}, {middle + half:+{form}}]"
 
 
-def value_text(value: Mean) -> str:
+def value_text(value: Mean, form: str) -> str:
     """Return ``mean ± deviation``, without a deviation for a single seed."""
-    return f"{value.mean:.2f}" + (f" ± {value.std:.2f}" if value.std is not None else "")
+    return f"{value.mean:{form}}" + (f" ± {value.std:{form}}" if value.std is not None else "")
 
 
 def parts(grid: Grid, columns: int = 10) -> list[Grid]:

@@ -26,7 +26,7 @@ from jgesr_lightning.reporting.options import add_arguments, beside
 from jgesr_lightning.reporting.render import ABSENT, grids, parts
 from jgesr_lightning.reporting.runs import Run, blocks
 from jgesr_lightning.reporting.sources import Folder
-from jgesr_lightning.reporting.tables import Findings, column_title, protocol_text, tables_of
+from jgesr_lightning.reporting.tables import Findings, column_title, in_percent, protocol_text, tables_of
 from jgesr_lightning.reporting.text import shown
 from jgesr_lightning.reporting.words import reading, summary
 from jgesr_lightning.runtime.files import write_text
@@ -50,7 +50,7 @@ def page(found: Findings, target: Path) -> str:
     taken: set[str] = set()
     styles = looks_of(runs)
     sections = []
-    plane = map_of(runs, found.metric, names=found.collection.names) if found.metric.startswith("accuracy/") else None
+    plane = map_of(runs, found.metric, names=found.collection.names) if in_percent(found.metric) else None
     has_map = plane is not None and plane.is_plane
     of_map: dict[str, Any] = {}
     if plane is not None and has_map:
@@ -127,7 +127,7 @@ def _true_minus(text: str) -> str:
 
 def _run(run: Run, found: Findings, target: Path) -> dict[str, Any]:
     value, seconds = run.last(found.metric), run.summary.get("seconds", {}).get("total")
-    percent = found.metric.startswith("accuracy/")
+    percent = in_percent(found.metric)
     folder = _link(run.folder, target) if isinstance(run.source, Folder) else None
     links = [("config", f"{folder}/config.yaml")] if folder and (run.folder / "config.yaml").is_file() else []
     links += [("W&B", url)] if (url := _wandb_url(run)) else []

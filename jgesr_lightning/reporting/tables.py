@@ -10,7 +10,7 @@ from typing import Any
 
 from jgesr_lightning.checks import nearest
 from jgesr_lightning.config import ConfigError
-from jgesr_lightning.identity import number_text
+from jgesr_lightning.identity import number_text, rounded
 from jgesr_lightning.reporting.collection import Collection, collect
 from jgesr_lightning.reporting.paper import departures, different, is_papers, paper_value
 from jgesr_lightning.reporting.runs import USED_BY, Block, Column, Run, blocks, method_rank
@@ -49,7 +49,8 @@ class Entry:
 
     Attributes:
         value: over seeds; accuracies in percent.
-        leads: whether no other method of the column has a better mean, to the two decimals shown.
+        leads: whether no other method of the column has a better mean, of percentages to the two decimals shown; none
+            has one of a metric of which neither more nor less is better.
         best: whether it is better than every other method of the column by more than chance: the interval of each
             paired difference, corrected for their number, leaves out zero.
         paper: the paper's number, or None.
@@ -121,7 +122,7 @@ def build(block: Block, metric: str = METRIC, reference: str | None = None) -> T
         reference: label of the method that the others are compared with; None, or one without runs here: jgesr, or
             else the first row.
     """
-    scale = 100.0 if metric.startswith("accuracy/") else 1.0
+    scale = 100.0 if in_percent(metric) else 1.0
     values = _values(block, metric, scale)
     labels = [label for label in block.labels if any(row == label for row, _ in values)]
     if reference not in labels:
@@ -146,7 +147,7 @@ def build(block: Block, metric: str = METRIC, reference: str | None = None) -> T
     with_paper = metric in PAPERS_METRICS and is_papers(shared)
     for column in block.columns:
         means = {label: mean_of(list(values[label, column].values())) for label in labels if (label, column) in values}
-        leaders, ahead = _leader(means, values, column, max if higher_is_better(metric) else min)
+        leaders, ahead = _leader(means, values, column, metric)
         if ahead:
             against_leader[column] = ahead
         for label, mean in means.items():
@@ -177,14 +178,21 @@ def _values(block: Block, metric: str, scale: float) -> Values:
 
 
 def _leader(
-    means: Mapping[str, Mean], values: Values, column: Column, better: Any
+    means: Mapping[str, Mean], values: Values, column: Column, metric: str
 ) -> tuple[list[str], dict[str, Difference]]:
     """Return the methods with the best mean, and the first of them minus each other, corrected for their number.
 
     A method that shares no two seeds with the leading one cannot be told apart from it: its difference has no interval.
+    Of a metric of which neither more nor less is better there are none.
     """
-    best = better((round(mean.mean, 2) for mean in means.values()), default=None)
-    leaders = [label for label, mean in means.items() if round(mean.mean, 2) == best]
+    more = higher_is_better(metric)
+    if more is None:
+        return [], {}
+    shown_as = {
+        label: round(mean.mean, 2) if in_percent(metric) else rounded(mean.mean) for label, mean in means.items()
+    }
+    best = (max if more else min)(shown_as.values(), default=None)
+    leaders = [label for label in means if shown_as[label] == best]
     if len(means) < 2:
         return leaders, {}
     first = leaders[0]
@@ -195,6 +203,11 @@ def _leader(
         if label != first
     }
     return leaders, {str(label): one for label, one in corrected(family).items()}
+
+
+def in_percent(metric: str) -> bool:
+    """Return whether a metric is shown in percent, an accuracy that is."""
+    return metric.startswith("accuracy/")
 
 
 def clear_lead(one: Difference, metric: str) -> bool:
@@ -296,10 +309,11 @@ def _protocol(block: Block, metric: str) -> list[str]:
     lasts = sorted({run.summary["last"]["round"] for run in runs})
     counts = sorted({len(block.by_seed(label, column)) for label in block.labels for column in block.columns} - {0})
     rounds = " or ".join(map(str, lasts))
+    bold = "; bold: better than every other method of its column, by paired 95 % intervals corrected for their number"
+    bold = "" if higher_is_better(metric) is None else f"{bold} (Holm)"
     lines = [
         f"{describe(metric)} ({metric}), {when(metric)} ({rounds} of {shared.get('rounds')}), never the best one",
-        f"mean ± sample standard deviation over seeds, number of seeds in brackets ({_span(counts)}); bold: better "
-        "than every other method of its column, by paired 95 % intervals corrected for their number (Holm)",
+        f"mean ± sample standard deviation over seeds, number of seeds in brackets ({_span(counts)}){bold}",
     ]
     if {"jgesr", "two_step"} & set(block.labels):
         lines.append("jgesr and two_step weigh fidelity as the paper prints it (shares) unless the row says otherwise")
@@ -366,7 +380,7 @@ def leading_metric(runs: Sequence[Run], given: str | None = None) -> str:
 
 def accuracies_only(metric: str) -> None:
     """Raise ConfigError where a metric is no accuracy."""
-    if not metric.startswith("accuracy/"):
+    if not in_percent(metric):
         raise ConfigError(f"--metric is {metric!r}; maps and figures show accuracies, such as {METRIC}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jgesr_lightning.reporting.render import interval_text
+from jgesr_lightning.reporting.render import interval_text, number_form
 from jgesr_lightning.reporting.runs import Column
 from jgesr_lightning.reporting.statistics import Difference
 from jgesr_lightning.reporting.tables import Table, clear_lead, column_title, describe, mark_text, when
@@ -35,11 +35,13 @@ def _column(table: Table, column: Column) -> str:
     entries = {label: table.entries[label, column] for label in table.rows if (label, column) in table.entries}
     if not entries:
         return ""
-    where = column_title(column)
+    where, form = column_title(column), number_form(table.unit)
     if len(entries) == 1:
         label, entry = next(iter(entries.items()))
         return f"{where}: {label} alone was run, with {_value(table, label, column)} over {_seeds(entry.value.n)}."
     leaders = [label for label, entry in entries.items() if entry.leads]
+    if not leaders:  # of a cosine, say, neither more nor less is better
+        return ""
     ahead = table.against_leader.get(column, {})
     first = leaders[0]
     rest = {label: one for label, one in ahead.items() if label not in leaders}
@@ -62,22 +64,22 @@ def _column(table: Table, column: Column) -> str:
         common = " in common" if all(entry.value.n > 1 for entry in entries.values()) else ""
         sentences.append(
             f"With one seed{common} nothing can be said of chance: "
-            f"the lead{of} over {nearest}, the next, is {rest[nearest].mean:+.2f}"
+            f"the lead{of} over {nearest}, the next, is {rest[nearest].mean:+{form}}"
         )
     if clear:
         least = min(clear, key=lambda label: abs(clear[label].mean))
         which = "all others" if len(clear) == len(rest) else _listed(list(clear))
-        lead = f"{clear[least].mean:+.2f} {interval_text(clear[least].mean, clear[least].holm_half_width)}"
-        sentences.append(f"{it} is clear of {which}; its smallest clear lead is over {least}, {lead}")
+        sentences.append(
+            f"{it} is clear of {which}; its smallest clear lead is over {least}, {_lead(clear[least], form)}"
+        )
     if level:
         near = sorted(level, key=lambda label: abs(level[label].mean))[:_NAMED]
-        texts = [_told(label, level[label]) for label in near]
+        texts = [_told(label, level[label], form) for label in near]
         texts += [f"{len(level) - _NAMED} others"] if len(level) > _NAMED else []
         sentences.append(f"{it} cannot be told apart from {_listed(texts)}")
     if behind:
-        sentences.append(
-            f"On the seeds in common {same} is behind {_listed([_told(label, one) for label, one in behind.items()])}"
-        )
+        told = [_told(label, one, form) for label, one in behind.items()]
+        sentences.append(f"On the seeds in common {same} is behind {_listed(told)}")
     if once and (clear or level or behind):
         sentences.append(f"{it} has one seed in common with {_listed(once)}")
     if apart:
@@ -90,13 +92,17 @@ def _column(table: Table, column: Column) -> str:
     return ". ".join(sentences) + "."
 
 
-def _told(label: str, one: Difference) -> str:
-    return f"{label} ({one.mean:+.2f} {interval_text(one.mean, one.holm_half_width)})"
+def _told(label: str, one: Difference, form: str) -> str:
+    return f"{label} ({_lead(one, form)})"
+
+
+def _lead(one: Difference, form: str) -> str:
+    return f"{one.mean:+{form}} {interval_text(one.mean, one.holm_half_width, form)}"
 
 
 def _value(table: Table, label: str, column: Column) -> str:
     entry = table.entries[label, column]
-    return f"{entry.value.mean:.2f}{' %' if table.unit else ''}{mark_text(entry.marks)}"
+    return f"{entry.value.mean:{number_form(table.unit)}}{' %' if table.unit else ''}{mark_text(entry.marks)}"
 
 
 def _seeds(count: int) -> str:

@@ -342,7 +342,7 @@ def test_a_setting_without_a_say_makes_no_rows(tmp_path):
     plane(tmp_path)
     for path in tmp_path.rglob("summary.json"):
         path.write_text(json.dumps(json.loads(path.read_text()) | {"data": {"partition": "natural"}}))
-    with pytest.raises(ConfigError, match="--rows is 'data.kappa', which no run has as a setting"):
+    with pytest.raises(ConfigError, match=r"--rows is 'data.kappa', which no run has as a setting"):
         main([str(tmp_path)])
     (panel,) = built(tmp_path, rows="clients").panels
     assert panel.title == "mnist"

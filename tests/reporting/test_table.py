@@ -10,6 +10,7 @@ import pytest
 from scipy import stats
 
 from jgesr_lightning.config import ConfigError
+from jgesr_lightning.reporting import words
 from jgesr_lightning.reporting.paper import departures, is_papers
 from jgesr_lightning.reporting.render import all_markdown, csv_text, latex, markdown
 from jgesr_lightning.reporting.store import store
@@ -156,6 +157,37 @@ def test_of_a_graphs_precision_the_greater_leads(tmp_path):
     assert losses.unit == ""
 
 
+def with_last(root, metric, values):
+    """Write a run a seed for each method, which ends with these values of a metric."""
+    for method, held in values.items():
+        for seed, value in enumerate(held):
+            folder = make_run(root, f"{method}{seed}", 0.5, method=method, seed=seed, with_files=False)
+            change(folder, last=json.loads((folder / "summary.json").read_text())["last"] | {metric: value})
+
+
+def test_small_numbers_without_a_unit_keep_their_digits(tmp_path):
+    metric = "aggregator/stationarity_models"
+    with_last(tmp_path, metric, {"two_step": [1.234e-4, 1.236e-4, 1.235e-4], "jgesr": [3.1e-7, 3.2e-7, 3.4e-7]})
+    (table,), _ = built([tmp_path], metric)
+    text = markdown(table)
+    assert cells(text, "two_step")[0] == ["0.0001235 ± 1e-07 (3)"]
+    assert cells(text, "jgesr")[0] == ["**3.233e-07 ± 1.528e-08** (3)"]  # the less, and by far
+    assert cells(text, "two_step")[1][0].startswith("+0.0001232 [+0.0001")
+    assert [label for (label, _), entry in table.entries.items() if entry.leads] == ["jgesr"]
+    (told,) = words.summary(table)
+    assert "jgesr has the best mean, 3.233e-07" in told and "two_step, -0.0001232 [-0.0001" in told
+
+
+def test_of_a_metric_without_a_good_direction_nothing_leads(tmp_path):
+    with_last(tmp_path, "updates/cosine", {"fedavg": [0.1, 0.2, 0.1], "cfl": [0.8, 0.9, 0.8]})
+    (table,), _ = built([tmp_path], "updates/cosine")
+    assert not any(entry.leads or entry.best for entry in table.entries.values())
+    text = markdown(table)
+    assert "**" not in text and "bold" not in text and "number of seeds in brackets (3)" in text
+    assert cells(text, "cfl")[0] == ["0.8333 ± 0.05774 (3)"]
+    assert words.summary(table) == []
+
+
 def test_bold_is_better_than_every_other_by_corrected_intervals(tmp_path):
     behind = (3.0, 4.2, 5.4)  # p = 0.026: clear by itself, not as the smallest of two
     assert 0.025 < stats.ttest_1samp(behind, 0).pvalue < 0.05
@@ -279,7 +311,7 @@ def test_another_metric_and_an_unknown_one(tmp_path):
     assert "own model after local training" in markdown(table)
     assert collection.notes == ["unmeasured: accuracy/trained was not measured; left out"]
     (table,), _ = built([tmp_path], "loss/train")
-    assert cells(markdown(table), "fedavg")[0] == ["0.50 ± 0.00 (3)"]  # no percent, no number of the paper
+    assert cells(markdown(table), "fedavg")[0] == ["0.5 ± 0 (3)"]  # no percent, no number of the paper
     with pytest.raises(ConfigError, match=r"accuracy/recieved.*did you mean .accuracy/received.*known: .*loss/train"):
         tables_of([tmp_path], "accuracy/recieved")
 
