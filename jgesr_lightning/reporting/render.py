@@ -105,7 +105,11 @@ def paired_grid(table: Table) -> Grid:
             entry = table.entries.get((label, column))
             row += _pair(None if entry is None else entry.pair, number_form(table.unit))[: len(headings)]
         rows.append(row)
-    return Grid(caption, groups, rows, [], "differences", corner=f"method minus {_method(table.reference)}")
+    same = any(
+        one.n > 1 and one.half_width is None for entry in table.entries.values() if (one := entry.pair) is not None
+    )
+    notes = ["without an interval: the same difference on every seed tells nothing of chance"] if same else []
+    return Grid(caption, groups, rows, notes, "differences", corner=f"method minus {_method(table.reference)}")
 
 
 def _method(label: str | None) -> str:

@@ -12,6 +12,9 @@ from scipy.special import stdtr, stdtrit  # Student's t without the half second 
 LEVEL = 0.05
 """Chance that an interval misses the truth; for corrected ones, that any of a family wrongly leaves out zero."""
 
+_ROUNDING = 1e-12
+"""What is smaller, as a share of the values it is the difference of, is rounding."""
+
 
 @dataclass(frozen=True)
 class Mean:
@@ -34,7 +37,8 @@ class Difference:
 
     Attributes:
         mean: of the differences.
-        error: standard error of the mean, None for a single seed.
+        error: standard error of the mean, None for a single seed. Of zero it tells nothing of chance, unless the mean
+            is zero, too: accuracies are coarse, and two seeds easily differ by the same.
         n: number of seeds in common.
         level: 1 minus the confidence of the interval.
         holm_level: the same for the interval that is corrected for the number of differences in a table.
@@ -48,7 +52,7 @@ class Difference:
 
     @property
     def half_width(self) -> float | None:
-        """Half width of the confidence interval (Student's t), None for a single seed."""
+        """Half width of the confidence interval (Student's t), None where the error tells nothing."""
         return self._half(self.level)
 
     @property
@@ -58,11 +62,11 @@ class Difference:
 
     @property
     def p(self) -> float | None:
-        """Two-sided p value of the paired t test, None for a single seed."""
-        if self.error is None:
+        """Two-sided p value of the paired t test, None where the error tells nothing."""
+        if self.error is None or self._same:
             return None
-        if self.error == 0:
-            return 1.0 if self.mean == 0 else 0.0
+        if self.mean == 0:
+            return 1.0
         return float(2 * stdtr(self.n - 1, -abs(self.mean) / self.error))
 
     @property
@@ -75,8 +79,12 @@ class Difference:
         """Whether the corrected interval leaves zero out."""
         return self.holm_half_width is not None and abs(self.mean) > self.holm_half_width
 
+    @property
+    def _same(self) -> bool:
+        return self.error == 0 and self.mean != 0
+
     def _half(self, level: float) -> float | None:
-        return None if self.error is None else t_quantile(self.n - 1, 1 - level / 2) * self.error
+        return None if self.error is None or self._same else t_quantile(self.n - 1, 1 - level / 2) * self.error
 
 
 def mean_of(values: Sequence[float]) -> Mean:
@@ -90,12 +98,17 @@ def interval_of(value: Mean) -> float | None:
 
 
 def paired(first: Mapping[Hashable, float], second: Mapping[Hashable, float]) -> Difference | None:
-    """Return ``first - second`` over the seeds in both mappings; None where they share none."""
+    """Return ``first - second`` over the seeds in both mappings; None where they share none.
+
+    A mean or a deviation that is no more than rounding is zero.
+    """
     shared = sorted(first.keys() & second.keys(), key=str)
     if not shared:
         return None
     of = mean_of([first[seed] - second[seed] for seed in shared])
-    return Difference(of.mean, None if of.std is None else of.std / math.sqrt(of.n), of.n)
+    rounding = _ROUNDING * max(abs(values[seed]) for values in (first, second) for seed in shared)
+    mean, std = (0.0 if abs(value) <= rounding else value for value in (of.mean, of.std or 0.0))
+    return Difference(mean, None if of.std is None else std / math.sqrt(of.n), of.n)
 
 
 def corrected(family: Mapping[Hashable, Difference]) -> dict[Hashable, Difference]:

@@ -58,7 +58,8 @@ def _column(table: Table, column: Column) -> str:
     if len(leaders) > 1 and rest:  # intervals are of one method minus another, not of two
         sentences.append(f"The others are compared with {first}, the first of these")
     apart = [label for label in unknown if rest[label].n == 0]
-    once = [label for label in unknown if label not in apart]
+    once = [label for label in unknown if rest[label].n == 1]
+    same_lead = [f"{label} ({rest[label].mean:+{form}})" for label in unknown if rest[label].n > 1]
     if once and not (clear or level or behind):
         nearest = min(once, key=lambda label: abs(rest[label].mean))
         common = " in common" if all(entry.value.n > 1 for entry in entries.values()) else ""
@@ -82,6 +83,10 @@ def _column(table: Table, column: Column) -> str:
         sentences.append(f"On the seeds in common {same} is behind {_listed(told)}")
     if once and (clear or level or behind):
         sentences.append(f"{it} has one seed in common with {_listed(once)}")
+    if same_lead:
+        sentences.append(
+            f"{it} differs from {_listed(same_lead)} by the same on every seed, which tells nothing of chance"
+        )
     if apart:
         sentences.append(
             f"No lead is told over {_listed(apart)}, which share no seed with {same}: other clients, other data"

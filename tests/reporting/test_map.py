@@ -169,9 +169,9 @@ def test_one_seed_tells_nothing_of_chance(tmp_path):
 def test_who_is_never_far_below_and_somewhere_above_both(tmp_path):
     for kappa, local, fedavg, careful, bold in [(0.1, 0.9, 0.7, 0.896, 0.84), (1, 0.7, 0.8, 0.83, 0.99)]:
         runs(tmp_path, "local", [local] * 2, kappa=kappa)
-        runs(tmp_path, "fedavg", [fedavg] * 2, kappa=kappa)
-        runs(tmp_path, "jgesr", [careful - 0.001, careful + 0.001], kappa=kappa, fidelity="uniform")
-        runs(tmp_path, "jgesr", [bold] * 2, kappa=kappa)
+        runs(tmp_path, "fedavg", [fedavg - 0.001, fedavg + 0.001], kappa=kappa)
+        runs(tmp_path, "jgesr", [careful - 0.002, careful + 0.002], kappa=kappa, fidelity="uniform")
+        runs(tmp_path, "jgesr", [bold - 0.002, bold + 0.002], kappa=kappa)
     found = {one.label: one for one in built(tmp_path).standings()}
     assert list(found) == ["local", "fedavg", "jgesr", "jgesr (uniform)"]
     ends = {label: (one.worst[0].mean, one.best[0].mean) for label, one in found.items()}

@@ -56,9 +56,18 @@ def test_a_difference_clear_of_zero():
 
 
 def test_differences_that_do_not_vary():
-    assert paired({0: 2.0, 1: 3.0}, {0: 1.0, 1: 2.0}).p == 0.0
-    assert paired({0: 2.0, 1: 3.0}, {0: 2.0, 1: 3.0}).p == 1.0
-    assert not paired({0: 2.0, 1: 3.0}, {0: 2.0, 1: 3.0}).clear
+    alike = paired({0: 2.0, 1: 3.0}, {0: 2.0, 1: 3.0})
+    assert (alike.p, alike.half_width, alike.clear) == (1.0, 0.0, False)
+    for first, second in (
+        ({0: 2.0, 1: 3.0}, {0: 1.0, 1: 2.0}),
+        ({0: 92.0, 1: 91.1}, {0: 90.3, 1: 89.4}),  # 1.7000000000000028 and 1.6999999999999886
+    ):
+        found = paired(first, second)  # two seeds of a coarse accuracy: no certainty
+        assert (found.error, found.p, found.half_width, found.clear) == (0.0, None, None, False)
+        assert not corrected({"a": found})["a"].clear_of_all
+    level = paired({0: 0.3, 1: 0.6}, {0: 0.1 + 0.2, 1: 0.6})
+    assert (level.mean, level.p) == (0.0, 1.0)
+    assert paired({0: 3e-8, 1: 5e-8}, {0: 1e-8, 1: 2e-8}).error > 0  # small is not rounding
 
 
 def holm_by_closure(values, level=0.05):

@@ -16,7 +16,7 @@ from tests.reporting.synthetic import built, make_run
 def study(root):
     for seed in range(3):
         for method, accuracy in (("fedavg", 0.9), ("jgesr", 0.95)):
-            folder = make_run(root, f"{method}_{seed}", accuracy + seed / 300, method=method, seed=seed)
+            folder = make_run(root, f"{method}_{seed}", accuracy * (1 + seed / 300), method=method, seed=seed)
             path = folder / "summary.json"
             content = json.loads(path.read_text())
             content["clients"] = {"accuracy/received": [1 / 3, 2 / 7, 0.9]}

@@ -204,6 +204,23 @@ def test_bold_is_better_than_every_other_by_corrected_intervals(tmp_path):
     assert "**" not in markdown(table)
 
 
+def test_the_same_difference_on_two_seeds_is_not_sure(tmp_path):
+    for seed, value in enumerate((0.9, 0.8)):
+        make_run(tmp_path, f"a{seed}", value, method="jgesr", seed=seed)
+        make_run(tmp_path, f"b{seed}", value - 0.05, method="fedavg", seed=seed)
+    (table,), _ = built([tmp_path])
+    text = markdown(table)
+    assert "**" not in text and cells(text, "fedavg")[1] == ["-5.00 (2)"]
+    make_run(tmp_path, "c0", 0.3, method="cfl", seed=0)
+    make_run(tmp_path, "c1", 0.4, method="cfl", seed=1)
+    (table,), _ = built([tmp_path])
+    text = markdown(table)
+    assert "**" not in text and cells(text, "fedavg")[1] == ["-5.00 (2)", "\u2013"]
+    assert "without an interval: the same difference on every seed tells nothing of chance" in text
+    (told,) = words.summary(table)
+    assert "It differs from fedavg (+5.00) by the same on every seed, which tells nothing of chance" in told
+
+
 def test_what_was_run_on_one_seed_keeps_the_best_from_being_sure(tmp_path):
     study(tmp_path)
     (table,), _ = built([tmp_path])
