@@ -333,7 +333,7 @@ def _graphs(block: Block, column: Column) -> Iterator[Drawing]:
 
 
 def _objectives(block: Block, column: Column, styles: Looks) -> Iterator[Drawing]:
-    series = []
+    series, seeds = [], {}
     for label in block.labels:
         for run in block.cell(label, column)[:1]:
             trace = run.summary.get("aggregation", {}).get("objective")
@@ -341,11 +341,15 @@ def _objectives(block: Block, column: Column, styles: Looks) -> Iterator[Drawing
                 values = [float("nan") if value is None else float(value) for value in trace]
                 at = run.summary["aggregation"].get("objective_at") or range(len(trace))
                 series.append(Series(label, list(at), values))
+                seeds[label] = f"seed {shown(run.config['seed'])}"
     if series:
         title = column_title(column)
+        alike = len(set(seeds.values())) == 1
+        which = next(iter(seeds.values())) if alike else ", ".join(f"{label}: {seed}" for label, seed in seeds.items())
         yield Drawing(
             f"objective_{title}",
-            f"{title}: objective J in the last round's aggregation, less its smallest value, against the iteration.",
+            f"{title}: objective J in the last round's aggregation of one run a method ({which}), less its smallest "
+            "value, against the iteration.",
             partial(plots.objective_trace, series, title, styles),
         )
 

@@ -103,6 +103,14 @@ def test_graphs_of_methods_that_have_one(tmp_path):
     assert "mixing weight" in found["graph_cfl_mnist_s_0.1"].caption
 
 
+def test_it_is_said_whose_objective_is_drawn(tmp_path):
+    for seed in (3, 4):
+        make_run(tmp_path, f"a{seed}", 0.9, seed=seed)
+    assert "of one run a method (seed 3), less" in names(tmp_path)["objective_mnist_s_0.1"].caption
+    make_run(tmp_path, "b", 0.9, method="two_step", seed=4)
+    assert "(two_step: seed 4, jgesr: seed 3), less" in names(tmp_path)["objective_mnist_s_0.1"].caption
+
+
 def test_the_objective_of_the_last_aggregation(tmp_path):
     make_run(tmp_path, "a", 0.9, method="jgesr")
     assert [x for x, _ in lines(names(tmp_path)["objective_mnist_s_0.1"])["jgesr"]] == [0, 1, 2]
