@@ -18,6 +18,7 @@ from jgesr_lightning.reporting.figures import map_drawings
 from jgesr_lightning.reporting.map_grids import csv_text, latex, markdown
 from jgesr_lightning.reporting.maps import BASELINES, COLUMNS, ROWS, Map, map_of
 from jgesr_lightning.reporting.options import add_places
+from jgesr_lightning.reporting.runs import Run
 from jgesr_lightning.reporting.tables import METRIC, accuracies_only, tables_of
 from jgesr_lightning.reporting.text import shown
 from jgesr_lightning.runtime.files import write_text
@@ -52,11 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"--metric is {runs.metric!r}, of which less is better; a map shows who leads in, say, {METRIC}"
         )
     for name, key in (("--rows", arguments.rows), ("--columns", arguments.columns)):
-        known = sorted({key for run in runs.collection.runs for key in run.condition})
-        if key not in known:
-            if key.partition(".")[0] in SEEDS:
-                raise ConfigError(f"{name} is {shown(key)!r}, over which a map takes the mean; give another setting")
-            raise ConfigError(f"{name} is {shown(key)!r}, which no run has as a setting{nearest(key, known)}")
+        if wrong := _no_axis(key, runs.collection.runs):
+            raise ConfigError(f"{name} is {shown(key)!r}, {wrong}")
     collection = runs.collection
     baselines = (
         BASELINES if arguments.baseline is None else list(dict.fromkeys(map(collection.label_of, arguments.baseline)))
@@ -77,3 +75,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     for note in runs.collection.notes:
         print(f"note: {note}", file=sys.stderr)
     return 0
+
+
+def _no_axis(key: str, runs: Sequence[Run]) -> str:
+    """Return why a setting can make no rows or columns, and which can; empty where it can."""
+    known = sorted({key for run in runs for key in run.condition if not key.startswith("aggregator.")})
+    if key in known:
+        return ""
+    why = f"which no run has as a setting{nearest(key, known)}"
+    if key.partition(".")[0] in SEEDS:
+        why = "over which a map takes the mean"
+    if key.startswith("aggregator."):
+        why = "which tells methods apart, and a map compares those within a cell"
+    differing = [key for key in known if len({repr(run.condition.get(key)) for run in runs}) > 1]
+    return f"{why}; the runs differ in {', '.join(differing) or 'no other setting'}"

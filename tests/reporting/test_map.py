@@ -330,7 +330,9 @@ def test_the_command_says_what_is_wrong(tmp_path):
     for arguments, words in [
         (["--rows", "data.kapa"], "data.kappa"),
         (["--rows", "channel.noise"], "both channel.noise"),
-        (["--rows", "seed"], "over which a map takes the mean"),
+        (["--rows", "seed"], "over which a map takes the mean; the runs differ in channel.noise$"),
+        (["--rows", "aggregator.name"], "tells methods apart, .*; the runs differ in channel.noise$"),
+        (["--columns", "aggregator.alpha"], "--columns is 'aggregator.alpha', which tells methods apart"),
         (["--metric", "loss/train"], "accuracies"),
         (["--metric", "accuracy/received_std"], "of which less is better"),
     ]:
