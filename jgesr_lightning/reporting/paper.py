@@ -26,15 +26,15 @@ _SETTINGS = {
     "clients": 20, "rounds": 30, "participation": 1.0, "data.partition": "dirichlet", "data.planted": None,
     "data.kappa": 0.05, "data.fraction": 1.0, "data.test_share": 0.25, "local.epochs": 5, "local.lr": 0.01,
     "local.optimizer": "sgd", "local.momentum": 0.0, "local.weight_decay": 0.0, "local.clip_norm": None,
-    "local.schedule": "constant",
+    "local.schedule": "constant", "local.proximal_mu": None,
 }  # fmt: skip
 """What the paper (section 5) says about all runs. Batch size, widths and the baselines' settings it leaves open."""
 
 _ANY = ("data.fraction",)
 """Settings of those in which a run may differ and still stand beside the paper's numbers: how much data there was."""
 
-_GIVEN = ("jgesr", "two_step")
-"""Methods whose settings the paper gives: with other settings they are not what the paper measured."""
+_UNSET = {"local.proximal_mu": "each method's own"}
+"""What None means of those, where it is not none."""
 
 NUMBERS: Mapping[tuple[str, Column], float] = {
     (method, column): value for method, values in _TABLE.items() for column, value in zip(_COLUMNS, values, strict=True)
@@ -43,9 +43,11 @@ NUMBERS: Mapping[tuple[str, Column], float] = {
 
 
 def paper_value(label: str, column: Column) -> float | None:
-    """Return the paper's accuracy, in percent, for a row and column of a table; None where it has none."""
-    name = label.partition(" ")[0]
-    return None if name in _GIVEN and label != name else NUMBERS.get((name, column))
+    """Return the paper's accuracy, in percent, for a row and column of a table; None where it has none.
+
+    It has none of a method with other settings than its defaults.
+    """
+    return NUMBERS.get((label, column))
 
 
 def is_papers(settings: Mapping[str, Any]) -> bool:
@@ -56,7 +58,7 @@ def is_papers(settings: Mapping[str, Any]) -> bool:
 def departures(settings: Mapping[str, Any]) -> list[str]:
     """Return where a table's shared settings are not the paper's, such as ``data.fraction 0.1 (paper: 1.0)``."""
     return [
-        f"{key} {settings[key]} (paper: {'none' if paper is None else paper})"
+        f"{key} {settings[key]} (paper: {_UNSET.get(key, 'none') if paper is None else paper})"
         for key, paper in different(settings).items()
     ]
 

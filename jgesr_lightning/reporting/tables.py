@@ -30,9 +30,12 @@ SETTING_WORDS = {
     "local.batch_size": "batch size", "local.lr": "learning rate", "participation": "participation",
     "local.optimizer": "optimizer", "local.momentum": "momentum", "local.weight_decay": "weight decay",
     "local.clip_norm": "gradients clipped at norm", "local.schedule": "schedule of the learning rate",
+    "local.proximal_mu": "weight of the proximal term",
 }  # fmt: skip
 """The settings that readers ask for first, and what they are called."""
-TOLD_WHERE_OTHER = ("local.optimizer", "local.momentum", "local.weight_decay", "local.clip_norm", "local.schedule")
+TOLD_WHERE_OTHER = (
+    "local.optimizer", "local.momentum", "local.weight_decay", "local.clip_norm", "local.schedule", "local.proximal_mu",
+)  # fmt: skip
 """Those of them that are told where they are not the paper's."""
 MARKS = "†‡§¶#"
 _REMARKS = {

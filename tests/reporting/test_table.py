@@ -69,6 +69,7 @@ def test_settings_that_are_not_the_papers_are_named(tmp_path):
         ("local.weight_decay", 0.1, "0.0"),
         ("local.clip_norm", 1.0, "none"),
         ("local.schedule", "cosine", "constant"),
+        ("local.proximal_mu", 0.5, "each method's own"),
     ):
         assert departures({key: value}) == [f"{key} {value} (paper: {paper})"]
         assert not is_papers({key: value})
@@ -134,6 +135,11 @@ def test_missing_cells_and_rows_in_the_papers_order(tmp_path):
     assert cells(text, "local")[0] == ["60.00 (1)", "–", "–", "–", "–", "–", "–"]  # noqa: RUF001
     # no number of the paper for a fidelity that it does not use
     assert cells(text, "jgesr (uniform)")[0][5:7] == ["–", "–"]  # noqa: RUF001
+    make_run(tmp_path, "f", 0.8, method="fedprox", noise=0.1, **PAPERS)
+    make_run(tmp_path, "g", 0.8, method="fedprox", noise=0.1, mu_prox=0.5, **PAPERS)
+    (table,), _ = built([tmp_path])
+    found = {label: table.entries[label, ("mnist", 0.1, 0.0)].paper for label in ("fedprox", "fedprox (mu_prox=0.5)")}
+    assert found == {"fedprox": 90.38, "fedprox (mu_prox=0.5)": None}  # as `score` counts
 
 
 def test_equal_means_both_lead_and_neither_is_bold(tmp_path):
