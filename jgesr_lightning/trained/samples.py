@@ -13,6 +13,7 @@ from jgesr_lightning.arguments import CommandParser
 from jgesr_lightning.checks import nearest
 from jgesr_lightning.config import ConfigError
 from jgesr_lightning.data import DataError
+from jgesr_lightning.data.dataset import printable
 from jgesr_lightning.data.folders import FORMATS, class_tree, read_image
 from jgesr_lightning.data.samples import LabelArray, inputs_of, labels_of
 from jgesr_lightning.data.tables import TABLE, as_labels, read_table
@@ -79,7 +80,8 @@ def labelled(
 ) -> Samples:
     """Read samples with their classes: a folder of one folder a class, a .pt or .npz file with x and y, or a table.
 
-    Classes are told by their names; in files of tensors by their numbers, too, where no class is called by a number.
+    Classes are told by their names, in the printable form that a run has kept; in files of tensors by their numbers, too,
+    where no class is called by a number.
 
     Args:
         path: the folder or file.
@@ -101,7 +103,7 @@ def labelled(
             found: LabelArray = labels_of(path, entries["y"], len(inputs))
         elif suffix == TABLE:
             columns, values, found = read_table(path, label, features, option="--label")
-            if not set(found.tolist()) <= set(classes):
+            if not set(map(printable, found.tolist())) <= set(classes):
                 (found,) = as_labels([(path, found)])
             inputs = _fitting(path, _in_order(path, columns, values, features), shape)
         else:
@@ -137,17 +139,18 @@ def _places(path: Path, labels: LabelArray, classes: tuple[str, ...], numbered: 
     """Return labels as places among the classes: names, or, if they may be `numbered`, the places themselves."""
     names = {name: place for place, name in enumerate(classes)}
     if labels.dtype.kind == "U" or not numbered or any(name.isdecimal() for name in classes):
-        unknown = sorted({str(value) for value in labels.tolist()} - names.keys())
+        called = [printable(str(value)) for value in labels.tolist()]
+        unknown = sorted(set(called) - names.keys())
         if unknown:
             raise ConfigError(f"{path}: class {unknown[0]!r} is none of the run's: {', '.join(classes)[:200]}")
-        return torch.tensor([names[str(value)] for value in labels.tolist()])
+        return torch.tensor([names[name] for name in called])
     if int(labels.max()) >= len(classes):
         raise ConfigError(f"{path}: label {int(labels.max())} is not one of the run's 0 to {len(classes) - 1}")
     return torch.from_numpy(labels)
 
 
 def _folder(path: Path, shape: tuple[int, ...], classes: tuple[str, ...]) -> Samples:
-    tree = class_tree(path, path, [])
+    tree = {printable(name): images for name, images in class_tree(path, path, []).items()}
     for name in tree:
         if name not in classes:
             raise ConfigError(f"{path / name}: class {name!r} is none of the run's: {', '.join(classes)[:200]}")

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from jgesr_lightning import names
 from jgesr_lightning.checks import is_count, nearest, number, one_of, whole
 from jgesr_lightning.config import Config, ConfigError
+from jgesr_lightning.data.dataset import printable
 from jgesr_lightning.layout import ParameterLayout
 from jgesr_lightning.models import build_model, shape_arguments
 from jgesr_lightning.paths import PathError, user_path
@@ -159,7 +160,8 @@ class Trained:
         """
         given: object = client
         if isinstance(given, str):
-            called = [str(entry.get("name", k)) for k, entry in enumerate(self.card["clients"])]
+            given = printable(given)  # as the names of a run are kept
+            called = [printable(str(entry.get("name", k))) for k, entry in enumerate(self.card["clients"])]
             digits = given.removeprefix("-")
             counted = is_count(digits)
             if given in called and not (counted and digits == str(int(digits)) and int(given) < self.num_clients):

@@ -1,6 +1,7 @@
 """New data: images, tensors and tables, read as the clients' data were, and what does not fit."""
 
 import csv
+import dataclasses
 import io
 
 import numpy as np
@@ -11,6 +12,7 @@ from PIL import Image
 from jgesr_lightning import load_client, load_config, run
 from jgesr_lightning.cli import main
 from jgesr_lightning.config import ConfigError
+from jgesr_lightning.data.dataset import printable
 from jgesr_lightning.trained import open_trained
 from jgesr_lightning.trained.samples import labelled, unlabelled
 
@@ -255,3 +257,23 @@ def test_numbers_are_places_only_where_no_class_is_called_by_one(tmp_path, class
     else:  # in a table a class has a name
         with pytest.raises(ConfigError, match=r"new\.csv: class '\d' is none"):
             found("new.csv")
+
+
+def test_names_that_no_text_file_can_hold_are_known_by_what_the_run_keeps_of_them(result, tmp_path):
+    names = ("می\u200cخواهم", "x\u00a0y", "a\nb", "z")
+    classes = tuple(map(printable, names))
+    assert classes[:2] == ("می\\u200cخواهم", "x\\xa0y")
+    np.savez(tmp_path / "new.npz", x=np.zeros((4, 2), np.float32), y=np.array(names))
+    write_table(tmp_path / "new.csv", ["u", "v", "label"], [[k, 0, name] for k, name in enumerate(names)])
+    for file in ("new.npz", "new.csv"):
+        assert labelled(tmp_path / file, (2,), classes, "label").labels.tolist() == [0, 1, 2, 3]
+    for name in names:
+        (tmp_path / "tree" / name).mkdir(parents=True)
+        Image.new("L", (28, 28)).save(tmp_path / "tree" / name / "0.png")
+    found = labelled(tmp_path / "tree", (1, 28, 28), classes, "label")
+    assert {classes[k] for k in found.labels.tolist()} == set(classes)
+    trained = open_trained(result.folder)
+    for called in (names, classes):  # a newcomer's card has its name as it is
+        entries = [{**entry, "name": name} for entry, name in zip(trained.card["clients"], called, strict=True)]
+        there = dataclasses.replace(trained, card={**trained.card, "clients": entries})
+        assert [there.number_of(name) for name in (*names, *classes)] == [*range(4), *range(4)]
