@@ -66,7 +66,8 @@ def attach(trained: Trained, samples: Samples, rounds: int = 1) -> Attached:
             learning rates of the run's first rounds: its last may be next to nothing.
 
     Raises:
-        ConfigError: only an export is at hand, the method's own file is gone, or there are too few samples.
+        ConfigError: only an export is at hand, the method's own file is gone, there are too few samples, its training
+            diverged, or it cannot be joined.
     """
     config, found = trained.config, trained.found
     if config is None or found is None:
@@ -125,11 +126,20 @@ def attach(trained: Trained, samples: Samples, rounds: int = 1) -> Attached:
     for number in range(1, rounds + 1):
         sent = row.clone()[None]
         engine.train(number, [0], sent, take)
+    if not bool(row.isfinite().all()):
+        whose = "the newcomer's training diverged" if bool(start.isfinite().all()) else "the run's own models diverged"
+        raise ConfigError(
+            f"{whose} (NaN or infinity in the model); check that features have the units of the other clients', or run "
+            "with a smaller local.lr"
+        )
     accuracies["trained"] = score(row)
     edges = None
     alone = _alone(aggregator)
     if isinstance(aggregator, LearnedGraph) and not alone:
-        row, edges = _joined(trained, aggregator, layout, received, row, len(train))
+        try:
+            row, edges = _joined(trained, aggregator, layout, received, row, len(train))
+        except ValueError as error:
+            raise ConfigError(error) from None
         accuracies["joined"] = score(row)
     state = {**net.state_dict(), **layout.restore(row)}
     return Attached(accuracies, edges, state, (len(train), len(test)), alone)

@@ -31,10 +31,12 @@ def edge_weights(sq_distances: Tensor, degrees: Tensor, alpha: float, beta: floa
         gamma: weight of the sum of the edges; alpha d + gamma must be positive.
 
     Raises:
-        ValueError: an edge that costs nothing, which would have no bound.
+        ValueError: an edge that costs nothing, which would have no bound; or a distance that is no finite number.
     """
     costs = alpha * sq_distances.to(torch.float64) + gamma
     degrees = degrees.to(torch.float64)
+    if not bool(costs.isfinite().all()):
+        raise ValueError("the newcomer's model is not at a finite distance from each client's: one of them diverged")
     if not bool((costs > 0).all()):
         raise ValueError("gamma is 0 and a client's model is the newcomer's own: their edge would cost nothing")
 

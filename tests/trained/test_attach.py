@@ -131,6 +131,33 @@ def test_too_few_samples_and_exports_are_refused(result, tmp_path, capsys):
     assert "needs the run's own folder" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("run", ["result", "averaged"])
+def test_a_newcomer_whose_training_diverged_is_said_to_have(run, request, tmp_path, capsys):
+    x, y = newcomer()
+    torch.save({"x": 1e30 * x.float(), "y": y}, tmp_path / "late.pt")
+    folder = request.getfixturevalue(run).folder
+    assert main(["attach", str(folder), "--data", str(tmp_path / "late.pt"), "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: the newcomer's training diverged (NaN or infinity in the model); ") and said.count("\n") == 1
+    assert "units of" in said and "local.lr" in said and not (tmp_path / "out").exists()
+
+
+def test_models_of_a_run_that_diverged_are_not_laid_to_the_newcomer(result, monkeypatch):
+    received = checkpoint.rows(checkpoint.find(result.folder / "checkpoint"), "models")
+    monkeypatch.setattr("jgesr_lightning.trained.attach.checkpoint.rows", lambda *_: received * torch.nan)
+    with pytest.raises(ConfigError, match="^the run's own models diverged "):
+        attach(open_trained(result.folder), Samples(*newcomer(), ()))
+
+
+def test_what_cannot_be_joined_is_a_line(result, monkeypatch):
+    def free(*_):
+        raise ValueError("an edge would cost nothing")
+
+    monkeypatch.setattr("jgesr_lightning.trained.attach.edge_weights", free)
+    with pytest.raises(ConfigError, match="^an edge would cost nothing$"):
+        attach(open_trained(result.folder), Samples(*newcomer(), ()))
+
+
 def test_a_run_that_was_stopped_before_it_kept_a_graph_says_so(result, tmp_path):
     trained = open_trained(result.folder)
     shared = {**trained.found.shared, "graphs": {}}

@@ -50,3 +50,9 @@ def test_the_joined_model_is_the_minimiser_for_these_edges():
 def test_a_free_edge_is_refused():
     with pytest.raises(ValueError, match="cost nothing"):
         edge_weights(torch.tensor([0.0, 1.0]), torch.ones(2), 0.05, 1.0, 0.0)
+
+
+@pytest.mark.parametrize("distance", [float("nan"), float("inf")])
+def test_a_distance_that_is_no_number_is_said_to_be_that(distance):
+    with pytest.raises(ValueError, match="is not at a finite distance from each client's"):
+        edge_weights(torch.tensor([distance, 1.0]), torch.ones(2), 0.05, 1.0, 0.1)
