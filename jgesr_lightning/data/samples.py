@@ -64,12 +64,14 @@ def single(where: Where, features: Tensor, names: Sequence[str] = ()) -> Tensor:
 
     """
     rounded = features.float()
-    if len(rounded) and rounded.shape[1]:
-        lost = (rounded.amin(0) == rounded.amax(0)) & (features.amin(0) != features.amax(0))
+    if rounded.numel() and features.dtype.itemsize > 2 and features is not rounded:  # float32 holds all of the others
+        exact = features if features.is_floating_point() else features.long()  # unsigned ones have no least
+        lost = (rounded.amin(0) == rounded.amax(0)) & (exact.amin(0) != exact.amax(0))
         if bool(lost.any()):
             k = int(lost.nonzero()[0])
             name = f"column {names[k]!r}" if names else f"feature {k} of x"
-            low, high = features[:, k].min().item(), features[:, k].max().item()
+            column = features[:, k].tolist()
+            low, high = min(column), max(column)
             raise DataError(
                 f"{where}: {name} lies between {low!r} and {high!r}, which float32 cannot tell apart; subtract what "
                 "all samples share, or scale it"

@@ -350,6 +350,13 @@ def test_numbers_of_other_kinds_are_taken(tmp_path):
     assert torch.equal(dataset.train_inputs, torch.eye(4)) and dataset.train_labels.tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("kind", ["uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2", "bool", "int8"])
+@pytest.mark.parametrize("shape", [(4, 4), (4, 1, 2, 2)])
+def test_every_kind_of_number_can_be_a_sample(tmp_path, kind, shape):
+    torch.save({"x": torch.eye(4).reshape(shape).to(getattr(torch, kind)), "y": torch.arange(4)}, tmp_path / "set.pt")
+    assert torch.equal(load_dataset("tensors", tmp_path).train_inputs, torch.eye(4).reshape(shape))
+
+
 class Trap:
     def __reduce__(self):
         return os.mkdir, ("trapped",)
@@ -577,7 +584,8 @@ def test_features_that_single_precision_makes_constant_are_named(tables, tmp_pat
         load_dataset("clients", tables)
     write_csv(tables / "bob.csv", [f"{1_700_000_000 + 1000 * i},no,2" for i in range(4)])
     assert len(load_dataset("clients", tables).train_inputs[:, 0].unique()) > 4
-    for x in (1e6 + 1e-3 * X, 10**12 + np.arange(120).reshape(24, 5), X * 1e-60):
+    large = np.arange(120, dtype=np.uint64).reshape(24, 5)
+    for x in (1e6 + 1e-3 * X, 10**12 + large.astype(int), 2**63 + large, 2**31 + large.astype(np.uint32), X * 1e-60):
         save(tmp_path / "set.npz", x=x, y=Y)
         with pytest.raises(DataError, match=r"set.npz: feature 0 of x lies between .*; subtract what"):
             load_dataset("tensors", tmp_path / "set.npz")
