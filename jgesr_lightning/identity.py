@@ -5,10 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+from jgesr_lightning import names, paths
 from jgesr_lightning.aggregators import aggregator_settings
-from jgesr_lightning.names import FIXED_DATA, KEYS, is_builtin, label, moved
+from jgesr_lightning.names import FIXED_DATA, KEYS, is_builtin, label
+from jgesr_lightning.paths import PathError, absolute
 
 CELL = ("data.name", "channel.noise", "channel.missing_rate")
 """The settings that make up a column of a table."""
@@ -47,24 +51,32 @@ def rounded(value: Any) -> Any:
 
 def condition(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the dotted settings that decide a run's outcome, rounded, without its seeds."""
-    own = set() if (config.get("data") or {}).get("name") in FIXED_DATA else {"data.root"}
+    flat = flatten(config)
+    own = set() if flat.get("data.name") in FIXED_DATA else {"data.root"}
+    if own and isinstance(root := flat.get("data.root"), str):
+        with suppress(PathError):  # runs of before have it as it was written, and its home folder may be of elsewhere
+            flat["data.root"] = absolute(root)
     return {
         key: rounded(value)
-        for key, value in flatten(config).items()
+        for key, value in flat.items()
         if key in own
         or not any(key == left_out or key.startswith(f"{left_out}.") for left_out in (*_NO_INFLUENCE, *SEEDS))
     }
 
 
 def relocated(former: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration in which parts whose files have moved since are called as they are in another one."""
+    """Return a configuration in which parts and data that have moved since are called as they are in another one."""
     found = dict(former)
-    for section, key in (place.split(".") for place in KEYS.values()):
+    for section, key in (place.split(".") for place in (*KEYS.values(), "data.root")):
         held = [config.get(section) for config in (former, present)]
         old, new = (part.get(key) if isinstance(part, Mapping) else None for part in held)
-        if isinstance(old, str) and isinstance(new, str) and old != new and moved(old, new):
-            found[section] = {**former[section], key: new}
+        if isinstance(old, str) and isinstance(new, str) and old != new and _moved(key, old, new):
+            found[section] = {**found[section], key: new}
     return found
+
+
+def _moved(key: str, old: str, new: str) -> bool:
+    return paths.moved(Path(old), Path(new)) if key == "root" else names.moved(old, new)
 
 
 def protocol(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,8 +28,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from jgesr_lightning import paths
 from jgesr_lightning.checks import nearest, one_of
-from jgesr_lightning.paths import user_path
 
 KEYS = {
     "aggregators": "aggregator.name",
@@ -161,7 +161,7 @@ def resolve(text: str, folder: str | os.PathLike[str] | None = None) -> str:
     place, part = _file_and_part(text)
     if place is None:
         return text
-    path = os.path.abspath(os.path.join(folder or os.curdir, user_path(place)))
+    path = os.path.abspath(os.path.join(folder or os.curdir, paths.user_path(place)))
     return f"{path}:{part}" if part else path
 
 
@@ -172,12 +172,7 @@ def moved(former: str, present: str) -> bool:
     (True, False)
     """
     (before, part), (now, other) = map(_file_and_part, (former, present))
-    if before is None or now is None or (before.name, part) != (now.name, other):
-        return False
-    try:
-        return not before.exists() or before.read_bytes() == now.read_bytes()
-    except OSError:
-        return False
+    return before is not None and now is not None and part == other and paths.moved(before, now)
 
 
 def code_of(config: Mapping[str, Any]) -> dict[str, str]:

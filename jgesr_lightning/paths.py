@@ -37,6 +37,23 @@ def user_path(path: str | os.PathLike[str]) -> Path:
     return folder / rest.lstrip("/")
 
 
+def absolute(path: str | os.PathLike[str]) -> str:
+    """Return a path that a user gave in full, one text for all spellings of it; a relative one is of the current folder.
+
+    Raises:
+        PathError: as `user_path`.
+    """
+    return os.path.abspath(user_path(path))
+
+
+def moved(former: Path, present: Path) -> bool:
+    """Whether what lay at the one path is at the other by now: it is gone from there, or its file was copied."""
+    try:
+        return former.name == present.name and (not former.exists() or former.read_bytes() == present.read_bytes())
+    except OSError:
+        return False
+
+
 def user_file(path: str | os.PathLike[str]) -> Path:
     """Return a path that a user gave for a file to be written; `~` as in `user_path`.
 

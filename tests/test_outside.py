@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -203,6 +204,26 @@ def test_a_project_that_moved_goes_on(tmp_path, monkeypatch, capsys):
     assert "away/momentum.py:Momentum, is " in capsys.readouterr().err
     shutil.rmtree(tmp_path / "away")  # which it was before cannot be told any more
     assert cli.main(["train", "tiny.yaml", "rounds=3", "resume=auto"]) == 0
+
+
+def test_data_of_ones_own_are_found_from_anywhere_and_after_a_move(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    home, away = tmp_path / "home", tmp_path / "away"
+    data = {"name": "tensors", "root": "set.npz", "min_samples": 2, "partition": "iid"}
+    write_config(home, output_dir="runs", data=data, model={"name": "mlp"})
+    np.savez(home / "set.npz", x=np.random.default_rng(0).normal(size=(60, 3)), y=np.arange(60) % 2)
+    (home / "some.yaml").write_text("base: tiny.yaml\ndata: [tensors]\nmethods: [fedavg]\n")
+    monkeypatch.chdir(home)
+    assert cli.main(["train", "tiny.yaml", "rounds=1"]) == 0
+    assert cli.main(["study", "some.yaml", "rounds=1", "--workers", "1"]) == 0
+    monkeypatch.chdir("/")
+    assert cli.main(["evaluate", str(home / "runs" / "tiny")]) == 0
+    home.rename(away)
+    monkeypatch.chdir(away)
+    capsys.readouterr()
+    assert cli.main(["study", "some.yaml", "rounds=1", "--list"]) == 0
+    assert capsys.readouterr().out.startswith("tensors_s0.1_fedavg_seed0: finished, ")
+    assert cli.main(["train", "tiny.yaml", "rounds=2", "resume=auto"]) == 0
 
 
 def test_lists_of_indices_beside_the_configuration(tmp_path, monkeypatch):

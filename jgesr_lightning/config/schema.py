@@ -6,13 +6,13 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from jgesr_lightning import names
 from jgesr_lightning.aggregators import min_clients
 from jgesr_lightning.config.methods import checked_settings
 from jgesr_lightning.config.section import STORED, Section
-from jgesr_lightning.paths import user_path
+from jgesr_lightning.paths import absolute, user_path
 from jgesr_lightning.schedules import Schedule, check_optimizer
 from jgesr_lightning.wandb_names import refusal
 
@@ -72,7 +72,7 @@ class DataConfig(Section):
     name: Annotated[str, _known("data")] = "mnist"
     """A data set of `jgesr_lightning.data`."""
     root: PathText | None = None
-    """Folder of the data; None: the variable JGESR_DATA, else ``data``."""
+    """Folder of the data, seen from the current one; None: the variable JGESR_DATA, else ``data``."""
     verify: bool = True
     """Whether files of a published set must have the published checksums."""
     label: str = Field("label", pattern=r"\S")
@@ -93,6 +93,12 @@ class DataConfig(Section):
     """Fewest training samples of a client, with those that become its test share."""
     test_share: float = Field(0.25, gt=0, lt=1)
     """Part of a client's samples kept for its local test."""
+
+    @field_validator("root")
+    @classmethod
+    def _root_in_full(cls, root: str | None, info: ValidationInfo) -> str | None:
+        """Return the root in full where it tells data apart, however it was written; a published set's as it stands."""
+        return absolute(root) if root and info.data.get("name") not in names.FIXED_DATA else root
 
 
 class ModelConfig(Section):

@@ -24,6 +24,7 @@ from jgesr_lightning.config import (
     to_dict,
     to_yaml,
 )
+from jgesr_lightning.identity import condition
 
 ROOT = Path(__file__).parents[2]
 BASE = ROOT / "configs" / "base.yaml"
@@ -275,6 +276,21 @@ def test_values_that_cannot_be_used_stop_with_key_and_value(override):
     message = error_of(BASE, override)
     assert message.startswith(f"{key} ")
     assert value in message
+
+
+@pytest.mark.parametrize("root", ["a", "./a", "a/", "b/../a", "~/a", "{}/a"])
+def test_the_root_of_data_of_ones_own_is_one_path_however_it_is_written(root, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path, root = tmp_path / "a", root.format(tmp_path)
+    found = load_config(None, ["data.name=tensors", f"data.root={root}"])
+    assert found.data.root == str(path)
+    assert load_config(None, ["data.name=mnist", f"data.root={root}"]).data.root == root  # wherever it lies
+    former = to_dict(found) | {"data": {"name": "tensors", "root": root}}  # as runs of before have it
+    assert condition(former)["data.root"] == str(path)
+    monkeypatch.chdir("/")
+    assert load_config(None, []).replace(data=found.data) == found
+    assert condition({"data": {"name": "tensors", "root": "~nobody_of_that_name/a"}})
 
 
 # files

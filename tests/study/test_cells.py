@@ -226,9 +226,9 @@ def test_files_of_parts_lie_beside_the_study_and_data_where_it_is_run(tmp_path, 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "deep").mkdir()
     settings = "settings: {data.partition: shares.json, data.root: blobs.npz}\n"
-    (cell, *_) = cells_of(tmp_path / "deep", TWO + settings)
+    (cell, *_) = cells_of(tmp_path / "deep", TWO.replace("synthetic", "tensors") + settings)
     for config in (cell.config, load_config(cell.base, cell.overrides)):
-        assert (config.data.partition, config.data.root) == (f"{tmp_path}/deep/shares.json", "blobs.npz")
+        assert (config.data.partition, config.data.root) == (f"{tmp_path}/deep/shares.json", f"{tmp_path}/blobs.npz")
 
 
 def test_a_file_that_is_no_utf8_is_one_line(tmp_path):
