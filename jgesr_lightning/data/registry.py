@@ -17,7 +17,8 @@ class Source:
 
     Attributes:
         decode: returns the decoded data set.
-        files: what it is decoded from; the cache is remade when one of them changes. None: there is nothing to cache.
+        files: what it is decoded from; the cache is remade when one of them changes, or the file of the function that
+            found them. None: there is nothing to cache.
         settings: what else the result depends on, in words.
         beside: whether the cache may lie beside the data; else it lies in the user's cache folder alone.
 

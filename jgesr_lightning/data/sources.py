@@ -21,6 +21,8 @@ from jgesr_lightning.paths import user_path, writable
 
 log = logging.getLogger(__name__)
 
+PACKAGE = Path(__file__).resolve().parents[1]
+
 
 def data_root(root: str | os.PathLike[str] | None = None) -> Path:
     """Return the data folder: `root`, else environment variable JGESR_DATA, else `data` in the current folder."""
@@ -67,10 +69,19 @@ def load_dataset(
     if not source.files:
         return decode()
     try:
-        key = source_key(name + source.settings, folder, source.files)
+        key = source_key(name + source.settings, folder, (*source.files, *_code(find)))
     except OSError as error:
         raise DataError(f"{name}: {error.filename} cannot be looked at ({error.strerror})") from error
     return cached(name, folder, key, decode, source.beside)
+
+
+def _code(find: Finder) -> list[Path]:
+    """Return the file of a function of somebody else's, which decides what is decoded as the data do."""
+    try:
+        file = Path(inspect.getsourcefile(inspect.unwrap(find)) or "").resolve()
+    except TypeError:  # an object that can be called, say
+        return []
+    return [file] if file.is_file() and PACKAGE not in file.parents else []
 
 
 def _check_folder(name: str, root: str | os.PathLike[str] | None, folder: Path) -> None:

@@ -4,6 +4,7 @@ import io
 import os
 import pickle
 import struct
+import sys
 import zipfile
 import zlib
 from dataclasses import replace
@@ -758,6 +759,20 @@ def test_functions_from_a_file_are_data_sets_and_partitions(tmp_path, monkeypatc
     ):
         with pytest.raises(ConfigError, match=message):
             data_module(load_config("run.yaml", settings))
+
+
+def test_a_function_that_changed_is_asked_again(tmp_path, monkeypatch, caplog):
+    file = tmp_path / "mine.py"
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "mine.py").write_text("the data")
+    for samples, decoded in ((120, True), (120, False), (90, True)):
+        file.write_text(MINE.replace("120", str(samples)))
+        os.utime(file, ns=(0, 1))
+        for module in [name for name in sys.modules if name.startswith("_mine_")]:
+            monkeypatch.delitem(sys.modules, module)  # another process
+        caplog.clear()
+        assert len(load_dataset(f"{file}:kept", tmp_path / "kept").train_inputs) == samples
+        assert ("Decoding" in caplog.text) == decoded
 
 
 def test_a_run_goes_on_with_the_data_that_it_began_with_alone(tmp_path):
