@@ -11,6 +11,7 @@ from jgesr_lightning.data.clientfiles import list_clients, read_clients
 from jgesr_lightning.data.dataset import DataError
 from jgesr_lightning.data.folders import list_images, read_images
 from jgesr_lightning.data.registry import Source
+from jgesr_lightning.data.tables import READING
 from jgesr_lightning.data.tensors import SUFFIXES, read_tensors
 
 Listing = TypeVar("Listing")
@@ -47,7 +48,7 @@ def find_clients(root: Path, given: bool, label: str) -> Source:
     _check("clients", "the folder with one .pt, .npz or .csv file a client", root, given)
     train, test, left_out = _listing(list_clients, root)
     files = (*train.values(), *test.values())
-    settings = f", label {label!r}, {left_out}"
+    settings = f", label {label!r}, tables {READING}, {left_out}"
     return Source(lambda: read_clients("clients", root, train, test, label, left_out), files, settings, beside=False)
 
 

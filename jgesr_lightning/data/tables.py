@@ -20,6 +20,12 @@ from jgesr_lightning.data.samples import LabelArray, single
 TABLE = ".csv"
 """Ending of a table's file."""
 
+READING = 2
+"""Raise it when tables come to be read otherwise: what is cached of them is then remade."""
+
+MISSING = ("", "NA", "N/A", "n/a", "<NA>", "#N/A", "NaN", "nan", "NULL", "null", "?")
+"""What programs write where a value is missing."""
+
 _POINT_ZERO = re.compile(r"^([+-]?\d+)\.0*$")  # a whole number that went through a column with gaps
 
 
@@ -43,10 +49,10 @@ def read_table(
     values, labels = array("d"), []
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, strict=True)
+            _refuse_semicolons(path, file.readline(), label, wanted, option)
+            file.seek(0)
+            reader = csv.reader(file, strict=True, skipinitialspace=True)
             columns = [name.strip() for name in next(reader, [])]
-            if len(columns) == 1 and ";" in columns[0] and columns[0] not in (label, *wanted):
-                raise _semicolons(path, columns[0], label, option)
             twice = sorted({name for name in columns if columns.count(name) > 1})
             if twice:
                 raise DataError(f"{path} has more than one column {twice[0]!r}")
@@ -63,9 +69,10 @@ def read_table(
                     )
                 values.extend(_number(path, reader.line_num, columns[k], row[k]) for k in read)
                 labels.append("0" if label is None else _POINT_ZERO.sub(r"\1", row[place].strip()))
-                if not labels[-1]:
+                if labels[-1] in MISSING:
+                    found = repr(labels[-1]) if labels[-1] else "empty"
                     raise DataError(
-                        f"{path}, line {reader.line_num}: column {label!r} is empty; each sample needs a label"
+                        f"{path}, line {reader.line_num}: column {label!r} is {found}; each sample needs a label"
                     )
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} cannot be read as a table ({' '.join(str(error).split())[:120]})") from error
@@ -76,13 +83,16 @@ def read_table(
     return names, single(path, features, names), np.array(labels)
 
 
-def _semicolons(path: Path, header: str, label: str | None, option: str) -> DataError:
-    """Return the error for a table as spreadsheets write it where the comma is in numbers."""
-    columns = [name.strip().strip('"') for name in header.split(";")]
+def _refuse_semicolons(path: Path, line: str, label: str | None, wanted: Sequence[str], option: str) -> None:
+    """Raise DataError for the first line of a table as spreadsheets write it where the comma is in numbers."""
+    header = next(csv.reader([line], skipinitialspace=True), [])
+    if len(header) != 1 or ";" not in header[0] or header[0] in (label, *wanted) or header[0].endswith(("\r", "\n")):
+        return  # the last: a name in quotes that goes on in the next line
+    columns = [name.strip() for name in next(csv.reader([line], delimiter=";", skipinitialspace=True))]
     then = (
         f"; then name the column of labels by {option}, as {label!r} is none" if label not in (None, *columns) else ""
     )
-    return DataError(f"{path}: its columns are separated by semicolons, and must be by commas{then}")
+    raise DataError(f"{path}: its columns are separated by semicolons, and must be by commas{then}")
 
 
 def _label_place(path: Path, columns: list[str], label: str, option: str) -> int:

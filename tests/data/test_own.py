@@ -3,6 +3,7 @@
 import io
 import os
 import pickle
+import re
 import struct
 import sys
 import zipfile
@@ -519,12 +520,18 @@ def test_other_partitions_pool_the_clients(tables):
             "its columns are separated by semicolons, and must be by commas; then name the column of labels by "
             "data.label, as 'label' is none$",
         ),
+        (['1,5;"no";2'], '"a";"label";"b"', "bob.csv: its columns are separated by semicolons, and must be by commas$"),
+        (["1,5;no"], '"a, in m";"c"', "separated by semicolons, and must be by commas; then name the column of labels"),
         (["1,no,2"], "a,label,a", "has more than one column 'a'"),
         (["no"], "label", "has the column 'label' alone"),
         (["1,no,2,3"], "a,label,b,c", "has features a, b, c, but .*alice.csv has a, b; they must agree"),
         (['1,"no,2'], "a,label,b", "cannot be read as a table"),
         (["1,1.5,2"], "a,label,b", "labels such as '1.5' are numbers, but no whole ones"),
-        (["1,1,2", "1,nan,2"], "a,label,b", "labels such as 'nan' are numbers, but no whole ones"),
+        *(
+            (["1,no,2", f"1,{cell},2"], "a,label,b", f"line 3: column 'label' is '{re.escape(cell)}'; each sample needs")
+            for cell in ("NA", "N/A", "NaN", "nan", "null", "?")
+        ),
+        (["1,1,2", "1,inf,2"], "a,label,b", "labels such as 'inf' are numbers, but no whole ones"),
         (["0,1,no,2"], ",a,label,b", r"has a column without a name; name it, or leave it out \(pandas: index=False"),
         (["1,-1,2"], "a,label,b", "there is a label -1"),
     ],
@@ -543,6 +550,19 @@ def test_tables_in_other_encodings(tables):
     (tables / "bob.csv").write_bytes("a,label,b\n1,no,2\n".encode("utf-16"))
     with pytest.raises(DataError, match=r"bob.csv cannot be read as a table"):
         load_dataset("clients", tables)
+
+
+def test_blanks_after_commas_are_none_of_a_value(tables):
+    write_csv(tables / "bob.csv", ['1, "no", 2', '3,"yes",4', '5,  "yes",6'], 'a, "label", "b"')
+    write_csv(tables / "zoe.csv", ['1, "no, never", 2'], "a, label , b")
+    dataset = load_dataset("clients", tables)
+    assert dataset.classes == ("no", "no, never", "yes") and dataset.features == ("a", "b")
+
+
+def test_names_of_columns_may_hold_semicolons_and_lines(tables):
+    for path in tables.iterdir():
+        write_csv(path, ["1,no,2", "3,yes,4"], '"a;\nb",label,"c;d"')
+    assert load_dataset("clients", tables).features == ("a;\nb", "c;d")
 
 
 def test_the_column_of_labels_is_chosen(tables):
