@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from jgesr_lightning.arguments import CommandParser, first_line, program
 from jgesr_lightning.checks import nearest
-from jgesr_lightning.config import CONFIGS, Config, ConfigError, copy_configs, load_config, to_yaml
+from jgesr_lightning.config import CONFIGS, Config, ConfigError, copy_configs, find_config, load_config, to_yaml
 from jgesr_lightning.paths import PathError
 from jgesr_lightning.version import __version__
 
@@ -217,7 +217,7 @@ def data(arguments: Sequence[str]) -> int:
     if sets or (named and not any(map(is_file, settings))):
         config = load_config(None, [*(f"data.name={name}" for name in sets), *settings])
     else:
-        config = configuration(given)
+        config = _named_for_data(given)
     try:
         found = load_dataset(config.data.name, config.data.root, verify=config.data.verify, label=config.data.label)
     except ValueError as error:  # no data, or a function that cannot be called for them
@@ -230,6 +230,19 @@ def data(arguments: Sequence[str]) -> int:
         + (f"; {found.left_out}" if found.left_out else "")
     )
     return 0
+
+
+def _named_for_data(given: Sequence[str]) -> Config:
+    """Return the configuration that `data` was given; a name that nobody knows may be meant for a data set's, too."""
+    from jgesr_lightning.names import known
+
+    for file in filter(is_file, given):
+        try:
+            find_config(file)
+        except ConfigError as error:
+            hint = "" if "did you mean" in str(error) else nearest(file, known("data"))
+            raise ConfigError(f"{error}{hint}") from None
+    return configuration(given)
 
 
 def study(arguments: Sequence[str]) -> int:

@@ -220,6 +220,8 @@ def test_data_takes_a_set_of_ones_own_by_its_name(arguments, capsys, monkeypatch
             "data.name=sized; sized(root, size) cannot be called for this: missing a required argument",
         ),
         (["clients", "data.root=tables"], "name the column of labels by data.label (columns"),
+        (["minst"], "no configuration file minst (did you mean 'mnist'?)"),
+        (["mnist_s0"], "no configuration file mnist_s0 (did you mean mnist_s02?)"),
         (["synthetic", "mnist"], "one data set at a time, got synthetic, mnist"),
     ],
 )

@@ -107,9 +107,14 @@ def _label_place(path: Path, columns: list[str], label: str, option: str) -> int
     return columns.index(label)
 
 
+def _pythons(text: str) -> bool:
+    """Whether a text, if it is a number, is one of Python's and of nobody else's: 1_000, or full-width digits."""
+    return "_" in text or not text.strip().isascii()
+
+
 def _number(path: Path, line: int, column: str, text: str) -> float:
     try:
-        value = float(text)
+        value = math.nan if _pythons(text) else float(text)
     except ValueError:
         value = math.nan
     if not math.isfinite(value) or abs(value) > torch.finfo(torch.float32).max:
@@ -141,7 +146,7 @@ def _whole(path: Path, labels: LabelArray) -> LabelArray | None:
         numbers = labels.astype(np.float64)
     except ValueError:
         return None
-    if any("_" in text for text in labels.tolist()):  # numbers of Python's, and of nobody else's
+    if any(map(_pythons, labels.tolist())):
         return None
     whole = (numbers == np.rint(numbers)) & (np.abs(numbers) < 2**53)
     if not whole.all():

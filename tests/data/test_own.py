@@ -504,6 +504,8 @@ def test_other_partitions_pool_the_clients(tables):
         (["1,no,x"], "a,label,b", "line 2: column 'b' is 'x'; it must be a finite number"),
         (["1,no,"], "a,label,b", "line 2: column 'b' is ''"),
         (["nan,no,1"], "a,label,b", "line 2: column 'a' is 'nan'"),
+        (["1_000,no,1"], "a,label,b", "line 2: column 'a' is '1_000'; it must be a finite number"),
+        (["\uff11\uff12,no,1"], "a,label,b", "line 2: column 'a' is '\uff11\uff12'; it must be a finite number"),
         (["1e39,no,1"], "a,label,b", "line 2: column 'a' is '1e39'"),
         (["1,,2"], "a,label,b", "line 2: column 'label' is empty"),
         ([], "a,label,b", "holds no samples below its line of names"),
@@ -528,7 +530,11 @@ def test_other_partitions_pool_the_clients(tables):
         (['1,"no,2'], "a,label,b", "cannot be read as a table"),
         (["1,1.5,2"], "a,label,b", "labels such as '1.5' are numbers, but no whole ones"),
         *(
-            (["1,no,2", f"1,{cell},2"], "a,label,b", f"line 3: column 'label' is '{re.escape(cell)}'; each sample needs")
+            (
+                ["1,no,2", f"1,{cell},2"],
+                "a,label,b",
+                f"line 3: column 'label' is '{re.escape(cell)}'; each sample needs",
+            )
             for cell in ("NA", "N/A", "NaN", "nan", "null", "?")
         ),
         (["1,1,2", "1,inf,2"], "a,label,b", "labels such as 'inf' are numbers, but no whole ones"),
@@ -589,6 +595,7 @@ def test_whole_numbers_and_texts_as_labels(tables):
         (("1.0 2", "1 2.0", "01 2"), ("01", "1", "2")),
         (("0 00", "00 000", "0 000"), ("0", "00", "000")),
         (("1_0 10", "10 1_0", "10"), ("10", "1_0")),
+        (("\uff11\uff12 10", "10 \uff11\uff12", "10"), ("10", "\uff11\uff12")),
         (("07 08", "08 07", "07"), ("7", "8")),
         (("v1.0 v1", "v1", "v1.0"), ("v1", "v1.0")),
     ],

@@ -138,7 +138,10 @@ def test_a_newcomer_whose_training_diverged_is_said_to_have(run, request, tmp_pa
     folder = request.getfixturevalue(run).folder
     assert main(["attach", str(folder), "--data", str(tmp_path / "late.pt"), "--out", str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("error: the newcomer's training diverged (NaN or infinity in the model); ") and said.count("\n") == 1
+    assert (
+        said.startswith("error: the newcomer's training diverged (NaN or infinity in the model); ")
+        and said.count("\n") == 1
+    )
     assert "units of" in said and "local.lr" in said and not (tmp_path / "out").exists()
 
 

@@ -260,9 +260,9 @@ def test_numbers_are_places_only_where_no_class_is_called_by_one(tmp_path, class
 
 
 def test_names_that_no_text_file_can_hold_are_known_by_what_the_run_keeps_of_them(result, tmp_path):
-    names = ("می\u200cخواهم", "x\u00a0y", "a\nb", "z")
+    names = ("a\u200cb", "x\u00a0y", "a\nb", "z")
     classes = tuple(map(printable, names))
-    assert classes[:2] == ("می\\u200cخواهم", "x\\xa0y")
+    assert classes[:2] == ("a\\u200cb", "x\\xa0y")
     np.savez(tmp_path / "new.npz", x=np.zeros((4, 2), np.float32), y=np.array(names))
     write_table(tmp_path / "new.csv", ["u", "v", "label"], [[k, 0, name] for k, name in enumerate(names)])
     for file in ("new.npz", "new.csv"):
