@@ -38,7 +38,7 @@ def user_path(path: str | os.PathLike[str]) -> Path:
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
-    """Return a path that a user gave in full, one text for all spellings of it; a relative one is of the current folder.
+    """Return a path that a user gave in full, from the current folder: one text for all spellings of it.
 
     Raises:
         PathError: as `user_path`.

@@ -98,6 +98,9 @@ class Section(BaseModel):
                 return None
             if dict in (get_origin(kind) for kind in (hint, *get_args(hint))):
                 return {}
+        texts = value if isinstance(value, Items) else [value]
+        if str in (hint, *get_args(hint)) and any(isinstance(text, Text) and text.is_null for text in texts):
+            raise ValueError("it must be text that is not blank; null, none and ~ are text in quotes alone")
         return value
 
     @field_validator("*", mode="after")

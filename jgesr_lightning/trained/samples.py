@@ -80,8 +80,8 @@ def labelled(
 ) -> Samples:
     """Read samples with their classes: a folder of one folder a class, a .pt or .npz file with x and y, or a table.
 
-    Classes are told by their names, in the printable form that a run has kept; in files of tensors by their numbers, too,
-    where no class is called by a number.
+    Classes are told by their names, as a run keeps them (`printable`); in files of tensors by their numbers, too, where
+    no class is called by a number.
 
     Args:
         path: the folder or file.

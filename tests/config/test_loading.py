@@ -181,7 +181,7 @@ def test_what_sweep_agents_add_is_passed_over(argument):
         ("name=007", "name", "007"),
         ("name=a=b", "name", "a=b"),
         ("name=null", "name", "base"),
-        ("output_dir=null", "output_dir", "null"),
+        ('output_dir="null"', "output_dir", "null"),
         ("resume=null", "resume", None),
         ("resume=None", "resume", None),
         ("resume=auto", "resume", "auto"),
@@ -196,7 +196,7 @@ def test_what_sweep_agents_add_is_passed_over(argument):
         ("deterministic=yes", "deterministic", True),
         ("logging.tags=[a,b c]", "logging.tags", ("a", "b c")),
         ("logging.tags=[]", "logging.tags", ()),
-        ("logging.tags=[1e5,null]", "logging.tags", ("1e5", "null")),
+        ('logging.tags=[1e5,"null"]', "logging.tags", ("1e5", "null")),
         ("runtime.devices=2", "runtime.devices", 2),
         ("runtime.devices=auto", "runtime.devices", "auto"),
     ],
@@ -262,6 +262,9 @@ def test_values_are_read_as_the_type_of_their_key(override, key, value):
         "name=..",
         "name= x",
         "output_dir=",
+        "output_dir=null",
+        "output_dir=~",
+        "data.label=None",
         "output_dir=~nobody_of_that_name/runs",
         "resume=~nobody_of_that_name/runs/x",
         "data.root=~nobody_of_that_name/data",
@@ -276,6 +279,13 @@ def test_values_that_cannot_be_used_stop_with_key_and_value(override):
     message = error_of(BASE, override)
     assert message.startswith(f"{key} ")
     assert value in message
+
+
+def test_a_text_that_says_nothing_is_refused_in_a_list_too(write):
+    line = "logging.tags is ['a', 'null']; it must be text that is not blank; null, none and ~ are text in quotes alone"
+    assert error_of(BASE, "logging.tags=[a,null]") == line
+    assert error_of(write("logging: {tags: [a, null]}\n")).startswith(line)
+    assert load_config(write("output_dir: 'null'\n")).output_dir == "null"
 
 
 @pytest.mark.parametrize("root", ["a", "./a", "a/", "b/../a", "~/a", "{}/a"])

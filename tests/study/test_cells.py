@@ -181,7 +181,7 @@ def test_a_study_is_read_like_a_run(tmp_path):
         ("base: [a]", "base is a list"),
         ("base: mnist_quik", "base is 'mnist_quik'; no configuration file mnist_quik (did you mean"),
         ("base: ~nobody-here/a.yaml", "~nobody-here/a.yaml names no place: there is no user 'nobody-here'"),
-        ("base:", "base is ''; . is a folder"),
+        ("base:", "base is ''; it must be text that is not blank"),
         ("seeds: [0, 1.5]", "seeds[1] is '1.5'; it must be a whole number"),
         ("grid: {local.lrr: [1, 2]}", "local.lrr"),
         ("grid: {local: {lr: [1]}}", "grid.local"),

@@ -138,17 +138,14 @@ def test_a_newcomer_whose_training_diverged_is_said_to_have(run, request, tmp_pa
     folder = request.getfixturevalue(run).folder
     assert main(["attach", str(folder), "--data", str(tmp_path / "late.pt"), "--out", str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
-    assert (
-        said.startswith("error: the newcomer's training diverged (NaN or infinity in the model); ")
-        and said.count("\n") == 1
-    )
-    assert "units of" in said and "local.lr" in said and not (tmp_path / "out").exists()
+    assert said.startswith("error: the newcomer's training diverged (NaN or infinity in the model); ")
+    assert said.count("\n") == 1 and "units of" in said and "local.lr" in said and not (tmp_path / "out").exists()
 
 
 def test_models_of_a_run_that_diverged_are_not_laid_to_the_newcomer(result, monkeypatch):
     received = checkpoint.rows(checkpoint.find(result.folder / "checkpoint"), "models")
     monkeypatch.setattr("jgesr_lightning.trained.attach.checkpoint.rows", lambda *_: received * torch.nan)
-    with pytest.raises(ConfigError, match="^the run's own models diverged "):
+    with pytest.raises(ConfigError, match=r"^the run's own models diverged "):
         attach(open_trained(result.folder), Samples(*newcomer(), ()))
 
 
@@ -157,7 +154,7 @@ def test_what_cannot_be_joined_is_a_line(result, monkeypatch):
         raise ValueError("an edge would cost nothing")
 
     monkeypatch.setattr("jgesr_lightning.trained.attach.edge_weights", free)
-    with pytest.raises(ConfigError, match="^an edge would cost nothing$"):
+    with pytest.raises(ConfigError, match=r"^an edge would cost nothing$"):
         attach(open_trained(result.folder), Samples(*newcomer(), ()))
 
 
