@@ -9,11 +9,16 @@ from __future__ import annotations
 import errno
 import os
 import pwd
+import re
 from argparse import ArgumentTypeError
 from pathlib import Path
 
 WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
 """What file systems answer that have no locks."""
+
+
+CONTROLS = re.compile(r"[\x00-\x1f\x7f]")
+"""What no name may hold: no file system takes a null byte, and no terminal or table shows the others."""
 
 
 class PathError(ValueError, ArgumentTypeError):
@@ -24,9 +29,11 @@ def user_path(path: str | os.PathLike[str]) -> Path:
     """Return a path that a user gave, with ``~`` or ``~name`` at its start replaced by that home folder.
 
     Raises:
-        PathError: there is no such user, or no home folder is known here.
+        PathError: there is no such user, no home folder is known here, or a control character is in it.
     """
     text = os.fspath(path)
+    if CONTROLS.search(text):
+        raise PathError(f"{text!r} names no place: it holds a control character")
     if not text.startswith("~"):
         return Path(text)
     name, _, rest = text[1:].partition("/")

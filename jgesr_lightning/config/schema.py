@@ -12,7 +12,7 @@ from jgesr_lightning import names
 from jgesr_lightning.aggregators import min_clients
 from jgesr_lightning.config.methods import checked_settings
 from jgesr_lightning.config.section import STORED, Section
-from jgesr_lightning.paths import absolute, user_path
+from jgesr_lightning.paths import CONTROLS, absolute, user_path
 from jgesr_lightning.schedules import Schedule, check_optimizer
 from jgesr_lightning.wandb_names import refusal
 
@@ -24,8 +24,10 @@ def _path(text: str) -> str:
 
 
 def _folder_name(name: str) -> str:
-    if not re.fullmatch(r"[^\s/\\.][^/\\\x00-\x1f]{0,199}", name) or name != name.strip():
-        raise ValueError("it names the run's folder: up to 200 characters, no slash, no leading dot")
+    if not re.fullmatch(r"[^\s/\\.][^/\\]{0,199}", name) or name != name.strip() or CONTROLS.search(name):
+        raise ValueError(
+            "it names the run's folder: up to 200 characters, no slash, no leading dot, no control character"
+        )
     return name
 
 

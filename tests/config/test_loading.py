@@ -288,6 +288,13 @@ def test_a_text_that_says_nothing_is_refused_in_a_list_too(write):
     assert load_config(write("output_dir: 'null'\n")).output_dir == "null"
 
 
+@pytest.mark.parametrize("key", ["name", "output_dir", "resume", "data.root", "base"])
+@pytest.mark.parametrize("text", ["\\0", "a\\0b", "a\\eb", "a\\x7f"])
+def test_a_control_character_is_refused_where_a_place_is_named(write, key, text):
+    message = error_of(write(f'{key}: "{text}"\n'))
+    assert "control character" in message and "\\x" in message and message.isprintable()
+
+
 @pytest.mark.parametrize("root", ["a", "./a", "a/", "b/../a", "~/a", "{}/a"])
 def test_the_root_of_data_of_ones_own_is_one_path_however_it_is_written(root, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -555,7 +562,8 @@ odd = st.sampled_from(
     name=(texts | odd).filter(
         lambda text: not text.startswith(".") and not set(text) & set("/\\") and text.isprintable()
     ),
-    resume=st.none() | (texts | odd).filter(lambda text: not text.startswith("~")),  # of users, who may not exist
+    resume=st.none()  # ~ is of users, who may not exist
+    | (texts | odd).filter(lambda text: not text.startswith("~") and text.isprintable()),
     tags=st.lists((texts | odd | st.sampled_from(["a\nb", "a\x85b", "\u2028b"])).filter(str.strip), max_size=3),
     lr=st.floats(1.2e-38, 3.4e38),
     seed=st.integers(0, 2**80),
