@@ -12,7 +12,7 @@ from jgesr_lightning.data.dataset import DataError, RawDataset, make_dataset, su
 from jgesr_lightning.data.folders import beside
 from jgesr_lightning.data.samples import LabelArray, encode, inputs_of, labels_of
 from jgesr_lightning.data.tables import TABLE, as_labels, read_table
-from jgesr_lightning.data.tensors import SUFFIXES, check_classes, read_entries
+from jgesr_lightning.data.tensors import SUFFIXES, read_entries
 
 Files = dict[str, Path]  # a client's name -> its file
 KNOWN = (*SUFFIXES, TABLE)
@@ -61,7 +61,6 @@ def read_clients(name: str, root: Path, train: Files, test: Files, label: str, l
         if inputs.shape[1:] != kind.shape[1:] or inputs.dtype != kind.dtype:
             raise DataError(f"{path} has x of {_form(inputs)} a sample, but {first} has {_form(kind)}; they must agree")
     classes, labels = encode(_together([(path, own) for path, _, _, own in read]))
-    check_classes(root, classes)
     K = len(train)
     trained = torch.cat(labels[:K]).unique()
     for (path, *_), tested in zip(read[K:], labels[K:], strict=True):

@@ -65,6 +65,7 @@ class RawDataset:
     def __post_init__(self) -> None:
         if len(self.train_inputs) == 0:
             raise DataError(f"{self.name}: there are no training samples")
+        check_classes(self.name, self.classes)
         self._check_split("train", self.train_inputs, self.train_labels, self.train_clients)
         self._check_split("test", self.test_inputs, self.test_labels, self.test_clients)
         train, test = self.train_inputs, self.test_inputs
@@ -147,6 +148,8 @@ def make_dataset(
         for split in (labels, test_labels):
             if split.is_floating_point() and not bool((split == split.round()).all()):
                 raise DataError(f"{name}: labels are numbers with a fraction; they must be whole numbers from 0 on")
+        check_finite(f"{name}: the input", inputs)
+        check_finite(f"{name}: the test input", test_inputs)
         numbers = statistics(inputs) if inputs.ndim in (2, 4) and len(inputs) else (torch.zeros(0), torch.zeros(0))
         return RawDataset(
             name,
@@ -160,6 +163,22 @@ def make_dataset(
         )
     except DataError as error:
         raise error if source is None else DataError(f"{source}: {error}") from None
+
+
+def check_classes(where: Path | str, classes: Sequence[str]) -> None:
+    """Raise DataError unless there are classes to tell apart, each of a name of its own."""
+    if len(classes) < 2:
+        raise DataError(f"{where}: all samples are of one class ({', '.join(classes)}); there must be at least two")
+    if len(set(classes)) < len(classes):
+        raise DataError(f"{where}: classes names one class twice: {', '.join(classes)[:100]}")
+
+
+def check_finite(what: str, inputs: Tensor) -> None:
+    """Raise DataError, with the first such sample, where inputs (n, ...) hold NaN or infinity."""
+    for start in range(0, len(inputs) if inputs.is_floating_point() and inputs.ndim > 1 else 0, CHUNK):
+        bad = ~torch.isfinite(inputs[start : start + CHUNK].flatten(1)).all(dim=1)
+        if bool(bad.any()):
+            raise DataError(f"{what} of sample {start + int(bad.nonzero()[0])} holds NaN or infinity")
 
 
 def statistics(inputs: Tensor, indices: Tensor | None = None) -> tuple[Tensor, Tensor]:

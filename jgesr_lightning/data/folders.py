@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from jgesr_lightning.data.archive import read_file
-from jgesr_lightning.data.dataset import DataError, RawDataset, Split, make_dataset, summary_of
+from jgesr_lightning.data.dataset import DataError, RawDataset, Split, check_classes, make_dataset, summary_of
 from jgesr_lightning.data.images import decode_image
-from jgesr_lightning.data.tensors import check_classes
 
 FORMATS = {
     ".png": "PNG",
@@ -83,7 +82,7 @@ def read_images(name: str, root: Path, train: Tree, test: Tree | None, left_out:
 
     """
     classes = tuple(sorted(train))
-    check_classes(root, classes)
+    check_classes(root, classes)  # before anything is decoded
     files = [path for tree in (train, test or {}) for label in classes for path in tree.get(label, [])]
     images = _decode_all(files)
     sizes = [len(train[label]) for label in classes]

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from jgesr_lightning.data.dataset import CHUNK, DataError
+from jgesr_lightning.data.dataset import DataError, check_finite
 
 Where: TypeAlias = "Path | str"
 LabelArray: TypeAlias = "npt.NDArray[np.int64] | npt.NDArray[np.str_]"
@@ -49,10 +49,7 @@ def inputs_of(where: Where, value: Any) -> Tensor:
         )
     if tensor.ndim == 2 or tensor.dtype != torch.uint8:
         tensor = single(where, tensor.detach()) if tensor.ndim == 2 else tensor.detach().float()
-        for start in range(0, len(tensor), CHUNK):
-            bad = ~torch.isfinite(tensor[start : start + CHUNK].flatten(1)).all(dim=1)
-            if bool(bad.any()):
-                raise DataError(f"{where}: x of sample {start + int(bad.nonzero()[0])} holds NaN or infinity")
+        check_finite(f"{where}: x", tensor)
     return tensor.detach().contiguous()
 
 

@@ -61,7 +61,6 @@ def read_tensors(name: str, path: Path) -> RawDataset:
     inputs = inputs_of(path, entries["x"])
     names = _names(path, entries.get("classes"))
     classes, (labels,) = encode([(path, labels_of(path, entries["y"], len(inputs)))], names)
-    check_classes(path, classes)
     optional: dict[str, Any] = {}
     if entries.get("clients") is not None:
         ids = labels_of(path, entries["clients"], len(inputs), "clients")
@@ -78,12 +77,4 @@ def _names(path: Path, classes: Any) -> list[str] | None:
     listed = classes.tolist() if isinstance(classes, np.ndarray) else classes
     if not isinstance(listed, (list, tuple)) or not all(isinstance(name, str) for name in listed):
         raise DataError(f"{path}: classes is {str(classes)[:60]!r}; it must be a list of texts, one for each label")
-    if len(set(listed)) < len(listed):
-        raise DataError(f"{path}: classes names one class twice: {', '.join(listed)[:100]}")
     return list(listed)
-
-
-def check_classes(where: Path, classes: tuple[str, ...]) -> None:
-    """Raise DataError unless there is something to tell apart."""
-    if len(classes) < 2:
-        raise DataError(f"{where}: all samples are of one class ({', '.join(classes)}); there must be at least two")

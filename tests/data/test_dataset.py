@@ -31,7 +31,7 @@ def test_normalised_training_pixels_have_mean_0_and_deviation_1():
 
 def test_a_channel_of_one_value_becomes_zero():
     images = torch.full((4, 1, 2, 2), 9, dtype=torch.uint8)
-    dataset = make_dataset("x", (images, torch.zeros(4)), (images, torch.zeros(4)), ("a",))
+    dataset = make_dataset("x", (images, torch.zeros(4)), (images, torch.zeros(4)), ("a", "b"))
     assert torch.count_nonzero(dataset.normalise(images)) == 0
 
 
@@ -66,6 +66,32 @@ def test_a_channel_of_one_value_becomes_zero():
 def test_data_that_do_not_fit_together_are_named(train, test, message):
     with pytest.raises(DataError, match=message):
         make_dataset("x", train, test, ("a", "b"))
+
+
+@pytest.mark.parametrize("place", [(3, 1), (4096 + 7, 0)])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_sample_that_is_not_finite_is_named(place, value):
+    good, y = torch.randn(5000, 3), torch.arange(5000) % 2
+    bad = good.clone()
+    bad[place] = value
+    for train, test, part in ((bad, None, ""), (good, (bad, y), "test ")):
+        with pytest.raises(DataError, match=f"^x: the {part}input of sample {place[0]} holds NaN or infinity$"):
+            make_dataset("x", (train, y), test, ("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("classes", "words"),
+    [
+        (("a",), r"all samples are of one class \(a\); there must be at least two"),
+        (("a", "b", "a"), "classes names one class twice: a, b, a"),
+    ],
+)
+def test_classes_that_cannot_be_told_apart_are_refused(classes, words):
+    images, labels = images_of(4), torch.zeros(4)
+    with pytest.raises(DataError, match=f"^x: {words}$"):
+        make_dataset("x", (images, labels), None, classes)
+    with pytest.raises(DataError, match=f"^folder: x: {words}$"):
+        make_dataset("x", (images, labels), None, classes, "folder")
 
 
 def test_synthetic_is_the_same_every_time_and_balanced():

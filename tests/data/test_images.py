@@ -34,8 +34,9 @@ def test_unpacked_folder_gives_the_same(tmp_path, cifar_archive):
 def test_files_of_the_packing_system_are_passed_over(tmp_path, cifar_archive):
     files = [("train", 0, "a.png", image_of("train", 0, 0)), ("train", 0, "._a.png", b"resource fork")]
     files += [("test", 0, "a.png", image_of("test", 0, 0)), ("test", 0, "readme.txt", b"hello")]
+    files += [("train", 4, "a.png", image_of("train", 4, 0))]
     dataset = read_archive("cifar10", cifar_archive(tmp_path / "cifar10.tgz", files), verify=False)
-    assert len(dataset.train_inputs) == len(dataset.test_inputs) == 1
+    assert (len(dataset.train_inputs), len(dataset.test_inputs)) == (2, 1)
 
 
 def test_damage_is_named(tmp_path, cifar_archive):
