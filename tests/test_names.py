@@ -155,13 +155,13 @@ def test_code_is_known_by_its_syntax_tree(file, tmp_path):
     def code(name, **others):
         return names.code_of({"aggregator": {"name": name}, "model": {"name": "lenet"}, **others})
 
-    path = file(GOOD)
+    path = file(GOOD, "of_mine.py")
     first = code(f"{path}:Mine")
-    assert list(first) == ["aggregator.name"] == list(code("mine:Mine"))
-    assert code("mine:Mine") == first == code("./mine.py:make")  # all of the file
-    file("# said otherwise\n\n" + GOOD)
+    assert list(first) == ["aggregator.name"] == list(code("of_mine:Mine"))
+    assert code("of_mine:Mine") == first == code("./of_mine.py:make")  # all of the file
+    file("# said otherwise\n\n" + GOOD, "of_mine.py")
     assert code(f"{path}:Mine") == first
-    file(GOOD + "\nmore = 1\n")
+    file(GOOD + "\nmore = 1\n", "of_mine.py")
     assert code(f"{path}:Mine") != first
     assert code("fedavg") == code("fedavg", data={"partition": None}) == {}
     assert code("nowhere:Mine") == code("./nowhere.py:Mine") == {}  # nothing to compare

@@ -1,5 +1,7 @@
 """A study's file and its cells."""
 
+import os
+
 import pytest
 
 from jgesr_lightning.config import ConfigError, load_config, to_dict
@@ -258,7 +260,7 @@ def test_what_the_file_does_not_say_is_the_bases(tmp_path):
     assert [cell.name for cell in cells] == [f"mine_s0.5_m0.3_fedavg_{lr}_seed7" for lr in (0.1, 0.2)]
     for cell in cells:
         config = cell.config
-        assert (config.data.name, config.data.root) == (f"{tmp_path}/own.py:mine", "sites")
+        assert (config.data.name, config.data.root) == (f"{tmp_path}/own.py:mine", os.path.abspath("sites"))
         assert (config.channel.noise, config.channel.missing_rate, config.seed) == (0.5, 0.3, 7)
         assert load_config(cell.base, cell.overrides) == config
     path.write_text(path.read_text() + "noise: 1\nmissing_rate: [0]\nseeds:\ndata: synthetic\n")
