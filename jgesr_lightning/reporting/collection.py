@@ -8,12 +8,13 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from jgesr_lightning.checks import nearest
 from jgesr_lightning.config import ConfigError
-from jgesr_lightning.identity import digest
+from jgesr_lightning.identity import digest, flatten
 from jgesr_lightning.names import label, word
 from jgesr_lightning.reporting.runs import Run, read_summary
 from jgesr_lightning.reporting.sources import UNREADABLE, Folder, damage
@@ -87,7 +88,7 @@ def collect(roots: Iterable[str | Path], drawn: str | None = None) -> Collection
     kept = sorted(runs.values(), key=lambda run: str(run.folder))
     times = Counter(keys.values())
     names = {of: key for of, key in keys.items() if key not in keys and times[key] == 1}
-    return Collection(kept, notes + _coinciding(kept) + _of_other_data(kept), list(keys), names)
+    return Collection(kept, notes + _coinciding(kept) + _of_other_data(kept) + _of_other_code(kept), list(keys), names)
 
 
 def _found(roots: Iterable[str | Path], notes: list[str], keys: dict[str, str]) -> Iterator[Run | str]:
@@ -151,6 +152,21 @@ def _of_other_data(runs: Sequence[Run]) -> list[str]:
         other = first.setdefault(digest(run.sharing, 32), run)
         if held != data_digest(other.summary):
             lines.append(f"{run.name}: other samples than {other.name}, of equal settings; the data changed in between")
+    return lines
+
+
+def _of_other_code(runs: Sequence[Run]) -> list[str]:
+    """Return a line for runs made with code of somebody's own that was changed between them."""
+    first: dict[tuple[str, Any], tuple[Any, Run]] = {}
+    lines = []
+    for run in runs:
+        code, settings = run.summary.get("code"), flatten(run.config)
+        for key, held in code.items() if isinstance(code, dict) else ():
+            known, other = first.setdefault((key, settings.get(key)), (held, run))
+            if held != known:
+                lines.append(
+                    f"{run.name}: {shown(settings[key])} is another than for {other.name}; its file changed in between"
+                )
     return lines
 
 

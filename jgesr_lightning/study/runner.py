@@ -13,6 +13,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from jgesr_lightning.config import to_dict
+from jgesr_lightning.run_folder import changed_code
 from jgesr_lightning.runtime.files import InUseError, held_since, locked
 from jgesr_lightning.runtime.signals import StopRequest
 from jgesr_lightning.study.beside import Summaries, copy_of_equal, seconds_of
@@ -156,7 +158,9 @@ class _Runner:
     def _done(self, cell: Cell) -> str:
         """Return why there is nothing to run, or an empty string."""
         if cell.is_finished():
-            return "finished before"
+            changed = changed_code(cell.folder, to_dict(cell.config))
+            how = f", with another {', '.join(changed)}: remove {cell.folder} to have it run again" if changed else ""
+            return f"finished before{how}"
         source = copy_of_equal(cell, self.summaries)
         return f"copied from {source}" if source else ""
 

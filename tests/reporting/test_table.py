@@ -292,6 +292,14 @@ def test_it_is_said_where_the_data_changed_between_runs(tmp_path):
     assert built([tmp_path])[1].notes == ["b: other samples than a, of equal settings; the data changed in between"]
 
 
+def test_it_is_said_where_code_changed_between_runs(tmp_path):
+    for name, seed, code in (("a", 0, "1"), ("b", 1, "1"), ("c", 2, "2"), ("d", 3, None)):
+        path = make_run(tmp_path, name, 0.5, method="/x/mine.py:Mine", seed=seed) / "summary.json"
+        more = {} if code is None else {"code": {"aggregator.name": code}}
+        path.write_text(json.dumps(json.loads(path.read_text()) | more))
+    assert built([tmp_path])[1].notes == ["c: /x/mine.py:Mine is another than for a; its file changed in between"]
+
+
 def test_methods_of_one_name_from_two_files_are_said_to_count_together(tmp_path):
     make_run(tmp_path, "a", 0.5, method="/one/mine.py:Mine")
     make_run(tmp_path, "b", 0.9, method="/two/mine.py:Mine")

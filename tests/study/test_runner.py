@@ -15,6 +15,7 @@ import pytest
 
 from jgesr_lightning.cli import main
 from jgesr_lightning.config import Config, load_config, to_dict
+from jgesr_lightning.names import code_of
 from jgesr_lightning.runtime.files import InUseError, locked
 from jgesr_lightning.study import load_study, runner
 from jgesr_lightning.study.estimate import Estimate
@@ -111,6 +112,22 @@ def test_what_rests_on_files_of_ones_own_is_run_and_not_copied(tmp_path, monkeyp
         cells = load_study(tmp_path / f"{name}.yaml", [f"output_dir={tmp_path / 'runs'}"])[1]
         run_cells(cells, fake(), lines.append)
     assert sum("running" in line for line in lines) == ran
+
+
+def test_a_cell_that_was_made_with_other_code_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("def net(in_channels, image_size, num_classes): ...\n")
+    (cell,) = cells_of(tmp_path, "methods: [fedavg]\ndata: [synthetic]\nsettings: {model.name: './mine.py:net'}\n")
+    run_cells([cell], fake(), quiet)
+    path = cell.folder / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"code": code_of(to_dict(cell.config))}))
+    lines = []
+    run_cells([cell], fake(-1), lines.append)
+    assert "finished before," in lines[-1] or any("finished before, 90.00" in line for line in lines)
+    (tmp_path / "mine.py").write_text("def net(in_channels, image_size, num_classes): return 1\n")
+    run_cells([cell], fake(-1), lines.append)
+    told = f"finished before, with another {tmp_path}/mine.py:net: remove {cell.folder} to have it run again"
+    assert any(told in line for line in lines)
 
 
 def test_a_copy_that_was_broken_off_is_no_run(tmp_path):
