@@ -1,12 +1,15 @@
 """Fixtures that every area of the tests may use."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
 PLACES = (os.environ.get("JGESR_DATA"), Path(__file__).resolve().parents[2] / "shared" / "data")
 MARKS = {"mnist": "MNIST/raw/train-images-idx3-ubyte", "cifar10": "cifar10.tgz"}
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background inherits deaf ears for it
 
 
 @pytest.hookimpl(tryfirst=True)

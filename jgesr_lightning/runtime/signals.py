@@ -1,7 +1,7 @@
 """A request to stop: signals that ask for an end set a flag that the round loop reads at its safe points.
 
 These are SIGTERM, Ctrl-C, SIGUSR1 and SIGUSR2, which job scripts and submitit send before a time limit, and SIGHUP of a
-terminal that goes away, unless it is ignored (nohup).
+terminal that goes away. What is ignored stays so: SIGHUP under nohup, Ctrl-C of what a script runs in the background.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class StopRequest:
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
             for number in STOP_SIGNALS:
-                if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                if signal.getsignal(number) in (None, signal.SIG_IGN):  # None: not Python's, and not to be given back
                     continue
                 self._former[number] = signal.signal(number, self._note)
         return self

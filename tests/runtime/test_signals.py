@@ -43,15 +43,23 @@ def test_the_first_signal_is_the_reason():
         assert stop.received == "SIGUSR1"
 
 
-def test_a_hangup_that_is_ignored_stays_so():
-    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+@pytest.mark.parametrize("number", ASKING)
+def test_what_is_ignored_stays_so(number):
+    former = signal.signal(number, signal.SIG_IGN)  # as nohup does, or a shell with what runs in the background
     try:
         with StopRequest() as stop:
-            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), number)
             assert not stop
-        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        assert signal.getsignal(number) == signal.SIG_IGN
     finally:
-        signal.signal(signal.SIGHUP, former)
+        signal.signal(number, former)
+
+
+def test_a_handler_that_python_did_not_install_is_left_alone(monkeypatch):
+    monkeypatch.setattr(signal, "getsignal", lambda number: None)
+    monkeypatch.setattr(signal, "signal", lambda number, handler: pytest.fail("replaced, and not to be given back"))
+    with StopRequest():
+        pass
 
 
 def test_at_a_terminal_the_first_interrupt_is_acknowledged_once(monkeypatch):
