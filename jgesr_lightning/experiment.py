@@ -14,7 +14,7 @@ from jgesr_lightning import build
 from jgesr_lightning.closing import closing_lines
 from jgesr_lightning.config import Config, ConfigError, to_dict
 from jgesr_lightning.data import FederatedDataModule
-from jgesr_lightning.failure import RunError, account, forget_others
+from jgesr_lightning.failure import RunError, account, account_for_lost, forget_others
 from jgesr_lightning.federation import Federation, NonFiniteError
 from jgesr_lightning.names import label
 from jgesr_lightning.plan import RoundPlan
@@ -28,7 +28,7 @@ from jgesr_lightning.runtime.launch import plan as plan_launch
 from jgesr_lightning.runtime.method_state import StateError, restore
 from jgesr_lightning.runtime.sharding import PeerLostError, talking
 from jgesr_lightning.runtime.signals import StopRequest
-from jgesr_lightning.runtime.strategy import leave_at_exit
+from jgesr_lightning.runtime.strategy import last_words, leave_at_exit
 from jgesr_lightning.seeding import deterministic
 from jgesr_lightning.summary import DamagedSummaryError, read_summary
 from jgesr_lightning.trained import Trained, open_trained
@@ -186,7 +186,11 @@ def _run(config: Config, parts: _Parts, opening: Opening | None) -> Result:
     """Launch the processes, build what needs them, and run."""
     folder, launch, data = parts.folder, parts.launch, parts.data
     watchers = build.watchers(config, folder, data, parts.start, parts.labels)
-    with deterministic(config.deterministic), StopRequest(STOPPING if first_process() else "") as stop:
+    with (
+        deterministic(config.deterministic),
+        StopRequest(STOPPING if first_process() else "") as stop,
+        last_words(lambda reason: account_for_lost(reason, config, folder, watchers.files)),
+    ):
         agreed: Opening | None = None
         failure = ""
         try:

@@ -68,12 +68,18 @@ def account(error: BaseException, config: Config, folder: Path, files: ResultFil
             say(_saved(folder))
     if files is not None and folder.is_dir():
         try:
-            files.write_failure(config.rounds, reason, refused=isinstance(error, checkpoint.CheckpointError))
+            files.write_failure(config.rounds, reason, unless_finished=isinstance(error, checkpoint.CheckpointError))
         except OSError as second:  # the disk may be full; the failure itself is on its way to the user
             say(f"summary.json could not be written: {second}")
     if raised is error:
         raise error
     raise raised from error
+
+
+def account_for_lost(reason: str, config: Config, folder: Path, files: ResultFiles) -> None:
+    """Write into the run's folder that another process was lost, where this one cannot come to account for it."""
+    lost = f"lost another process of this run ({reason}); {_saved(folder)}"
+    files.write_failure(config.rounds, lost, unless_finished=True)
 
 
 def describe(error: BaseException) -> str:

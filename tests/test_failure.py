@@ -15,6 +15,7 @@ from jgesr_lightning import cli
 from jgesr_lightning.callbacks.files import ResultFiles
 from jgesr_lightning.callbacks.wandb_log import WandbLog
 from jgesr_lightning.failure import describe
+from jgesr_lightning.runtime import strategy
 from jgesr_lightning.training.stacked import StackedEngine
 from tests.processes import TINY
 
@@ -190,6 +191,23 @@ def test_a_table_that_is_removed_or_changed_comes_back_whole(table, config, monk
     assert lines[0].startswith("round,")
     per_round = 5 if table == "clients" else 1
     assert [int(line.split(",")[0]) for line in lines[1:]] == [r for r in range(4) for _ in range(per_round)]
+
+
+def test_a_lost_process_that_nobody_could_account_for_is_in_the_summary_unless_all_was_done(config, monkeypatch):
+    whole, said = StackedEngine.train, []
+
+    def train(self, *args, **kwargs):
+        strategy._last_words[0]("process 1 ended with status -9")
+        said.append(summary(config))
+        return whole(self, *args, **kwargs)
+
+    monkeypatch.setattr(StackedEngine, "train", train)
+    monkeypatch.setattr(WandbLog, "close", lambda *_, **__: strategy._last_words[0]("too late"))
+    assert cli.main(["train", str(config), "rounds=1"]) == 0
+    reason = "lost another process of this run (process 1 ended with status -9); no round was saved"
+    assert [(told["status"], told["reason"]) for told in said] == [("failed", reason)]
+    assert (summary(config)["status"], summary(config)["reason"]) == ("finished", "")
+    assert strategy._last_words == []
 
 
 def test_only_the_first_line_of_an_error_is_told():

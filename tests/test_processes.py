@@ -253,10 +253,37 @@ def started_by(pid):
     return [child for child in children if f"JGESR_FIRST_PROCESS={pid}".encode() in environment(child)]
 
 
-def test_an_interrupt_while_others_start_ends_all_at_once(tmp_path):
-    command = [sys.executable, "-m", "jgesr_lightning", "train", str(write_config(tmp_path)), "runtime.devices=2"]
+def program(config):
+    """Start a run that starts another process."""
+    command = [sys.executable, "-m", "jgesr_lightning", "train", str(config), "runtime.devices=2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    first = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
+def test_what_meets_one_process_ends_the_long_round_of_the_other(tmp_path, number):
+    first = program(write_config(tmp_path, local={"epochs": 20_000}))
+    while not first.stdout.readline().startswith("round 0/"):
+        assert first.poll() is None
+    time.sleep(0.5)
+    (other,) = started_by(first.pid)
+    os.kill(int(other) if number == signal.SIGKILL else first.pid, number)
+    try:
+        output, _ = first.communicate(timeout=strategy.GRACE_SECONDS)
+    finally:
+        first.kill()
+    assert first.returncode == 1
+    told = json.loads((tmp_path / "runs" / "tiny" / "summary.json").read_text())
+    if number == signal.SIGKILL:
+        assert output.startswith("error: lost another process of this run") and output.count("\n") == 1
+        assert (told["status"], told["reason"]) == ("failed", output.removeprefix("error: ").strip())
+    else:
+        assert output.startswith("stopped by SIGTERM after round 0 of 3, saved")
+        assert (told["status"], told["reason"]) == ("stopped", "SIGTERM")
+
+
+def test_an_interrupt_while_others_start_ends_all_at_once(tmp_path):
+    first = program(write_config(tmp_path))
     end = time.monotonic() + 120
     while not (others := started_by(first.pid)):
         assert first.poll() is None and time.monotonic() < end
@@ -298,10 +325,12 @@ def test_the_first_process_ends_where_another_failed_and_it_does_not_notice(monk
     monkeypatch.setattr(strategy.os, "_exit", ended.append)
     strategy.watch_children([Child(0), Child(0)])
     assert ended == []
-    children = [Child(None), Child(-9)]
-    strategy.watch_children(children)
+    children, said = [Child(None), Child(-9)], []
+    with strategy.last_words(said.append):
+        strategy.watch_children(children)
     assert ended == [1]
     assert children[0].killed
+    assert said == ["process 2 ended with status -9"]
     assert capsys.readouterr().err == "error: process 2 ended with status -9; so does everything\n"
 
 

@@ -121,13 +121,14 @@ class ResultFiles:
             if self._outcome is not None and self._outcome[2] != "running":
                 self._write()
 
-    def write_failure(self, rounds: int, reason: str, refused: bool = False) -> None:
+    def write_failure(self, rounds: int, reason: str, unless_finished: bool = False) -> None:
         """Write that the run failed; where it had not begun, what the folder says of earlier rounds is kept.
 
-        A finished run that could not be gone on from, being `refused`, stays one.
+        With `unless_finished` a finished run stays one: it could not be gone on from, or all that is left is to end.
         """
         if self._progress is not None:
-            self.write_summary(*self._progress, "failed", reason)
+            if not (unless_finished and self._outcome is not None and self._outcome[2] == "finished"):
+                self.write_summary(*self._progress, "failed", reason)
             return
         path = self.folder / "summary.json"
         try:
@@ -135,7 +136,7 @@ class ResultFiles:
         except (OSError, ValueError, RecursionError):
             former = None
         former = former if isinstance(former, dict) else {}
-        if refused and former.get("status") == "finished":
+        if unless_finished and former.get("status") == "finished":
             return
         begun = self._summary(rounds, None, "failed", reason) | former
         self._store(begun | {"status": "failed", "reason": reason})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import threading
 from collections.abc import Sequence
@@ -178,6 +179,9 @@ def meet_early(launch: Launch) -> None:
         return
     if seat.started_by is not None:
         threading.Thread(target=strategy.watch_parent, args=(seat.started_by,), daemon=True).start()
+        if threading.current_thread() is threading.main_thread():
+            # the first process tells of a stop by it, which may come after this one's run has ended
+            signal.signal(signal.SIGTERM, lambda *_: None)
     with StopRequest() as stop:
         meeting = rendezvous.meet(_located(seat), launch.world_size, stop)
         meeting.wait(rendezvous.HERE_STAGE, rendezvous.MEET_SECONDS)

@@ -129,7 +129,7 @@ class Meeting:
     def _look(self, lost: Callable[[], str]) -> None:
         if self.stop.received == "SIGINT":
             raise KeyboardInterrupt
-        if self.stop:
+        if self.stop.received:
             raise MeetingError(f"stopped by {self.stop.received} while the processes of the run were starting")
         gone = lost()
         if gone:

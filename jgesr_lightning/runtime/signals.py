@@ -2,6 +2,8 @@
 
 These are SIGTERM, Ctrl-C, SIGUSR1 and SIGUSR2, which job scripts and submitit send before a time limit, and SIGHUP of a
 terminal that goes away. What is ignored stays so: SIGHUP under nohup, Ctrl-C of what a script runs in the background.
+
+A process of the run that this one has started is told of a signal; one that has ended is a reason to stop, too.
 """
 
 from __future__ import annotations
@@ -9,10 +11,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import threading
 from types import FrameType, TracebackType
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT)
+started: list[subprocess.Popen[bytes]] = []
+"""The processes that this one has started and is connected with, for good: those of a later run are the same."""
 
 
 class StopRequest:
@@ -33,7 +38,8 @@ class StopRequest:
         self._former: dict[signal.Signals, object] = {}
 
     def __bool__(self) -> bool:
-        return self.received is not None
+        # what is lost is noticed by talking to it, which comes after
+        return self.received is not None or any(child.poll() is not None for child in started)
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
@@ -56,4 +62,7 @@ class StopRequest:
         if number == signal.SIGINT and self.acknowledgement and os.isatty(2):
             with contextlib.suppress(OSError):
                 os.write(2, f"\n{self.acknowledgement}\n".encode())  # print could meet itself half-way
-        self.received = self.received or signal.Signals(number).name
+        if self.received is None:
+            self.received = signal.Signals(number).name
+            for child in started:  # else they would train their whole round, and this process wait for them
+                child.terminate()

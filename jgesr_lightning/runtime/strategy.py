@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -20,7 +21,7 @@ from lightning.fabric.strategies.launchers.subprocess_script import _basic_subpr
 from lightning.fabric.utilities.distributed import _destroy_dist_connection, _set_num_threads_if_needed
 from torch import nn
 
-from jgesr_lightning.runtime import rendezvous
+from jgesr_lightning.runtime import rendezvous, signals
 from jgesr_lightning.runtime.environment import FIRST_PROCESS, HERE, OURSELVES, Seat
 from jgesr_lightning.runtime.signals import StopRequest
 
@@ -142,6 +143,8 @@ class ClientParallelStrategy(DDPStrategy):
             timeout=self._timeout,
             device_id=self.root_device if self.root_device.type != "cpu" else None,
         )
+        if isinstance(launcher, Launcher):
+            signals.started.extend(launcher.procs)
         if backend == "nccl":
             atexit.register(_destroy_dist_connection)  # NCCL warns of a group that nobody ended
 
@@ -201,6 +204,19 @@ class Launcher(_SubprocessScriptLauncher):
         threading.Thread(target=watch_children, args=(self.procs,), daemon=True).start()
 
 
+_last_words: list[Callable[[str], object]] = []
+
+
+@contextmanager
+def last_words(say: Callable[[str], object]) -> Iterator[None]:
+    """Context in which `say` is told why, before another process's failure ends this one from outside its loop."""
+    _last_words.append(say)
+    try:
+        yield
+    finally:
+        _last_words.remove(say)
+
+
 def watch_children(children: Sequence[subprocess.Popen[bytes]]) -> None:
     """Wait for the other processes; where one fails and this one has not ended soon after, end everything."""
     while True:
@@ -212,9 +228,13 @@ def watch_children(children: Sequence[subprocess.Popen[bytes]]) -> None:
             return
         time.sleep(POLL_SECONDS)
     time.sleep(GRACE_SECONDS)
-    print(f"error: process {failed[0]} ended with status {failed[1]}; so does everything", file=sys.stderr, flush=True)
+    reason = f"process {failed[0]} ended with status {failed[1]}"
+    print(f"error: {reason}; so does everything", file=sys.stderr, flush=True)
     for child in children:
         child.kill()
+    for say in _last_words:
+        with suppress(OSError):
+            say(reason)
     os._exit(1)
 
 

@@ -1,8 +1,11 @@
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
+from jgesr_lightning.runtime import signals
 from jgesr_lightning.runtime.signals import StopRequest
 
 ASKING = [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT]
@@ -56,10 +59,24 @@ def test_what_is_ignored_stays_so(number):
 
 
 def test_a_handler_that_python_did_not_install_is_left_alone(monkeypatch):
-    monkeypatch.setattr(signal, "getsignal", lambda number: None)
-    monkeypatch.setattr(signal, "signal", lambda number, handler: pytest.fail("replaced, and not to be given back"))
-    with StopRequest():
-        pass
+    with monkeypatch.context() as patched:
+        patched.setattr(signal, "getsignal", lambda number: None)
+        patched.setattr(signal, "signal", lambda number, handler: pytest.fail("replaced, and not to be given back"))
+        with StopRequest():
+            pass
+
+
+def test_a_process_that_was_started_is_told_once_and_is_missed_whatever_its_status(monkeypatch):
+    child = subprocess.Popen([sys.executable, "-c", "import signal; print(flush=True); signal.pause()"], stdout=-1)
+    monkeypatch.setattr(signals, "started", [child])
+    child.stdout.read(1)
+    with StopRequest() as stop:
+        assert not stop
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert child.wait(30) == -signal.SIGTERM
+        os.kill(os.getpid(), signal.SIGUSR1)  # nobody is there
+    child.returncode = 0
+    assert StopRequest()
 
 
 def test_at_a_terminal_the_first_interrupt_is_acknowledged_once(monkeypatch):
