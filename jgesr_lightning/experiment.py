@@ -25,6 +25,7 @@ from jgesr_lightning.runtime.environment import OURSELVES, LaunchError, seat
 from jgesr_lightning.runtime.files import say
 from jgesr_lightning.runtime.launch import Launch, build_fabric, first_process, meet_early, started_by_fabric_run
 from jgesr_lightning.runtime.launch import plan as plan_launch
+from jgesr_lightning.runtime.libraries import set_for_a_run
 from jgesr_lightning.runtime.method_state import StateError, restore
 from jgesr_lightning.runtime.sharding import PeerLostError, talking
 from jgesr_lightning.runtime.signals import StopRequest
@@ -116,6 +117,7 @@ class _Parts:
     labels: Labels
 
 
+@set_for_a_run()
 def run(config: Config) -> Result:
     """Run the federation that `config` describes.
 

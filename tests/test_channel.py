@@ -90,6 +90,16 @@ def test_rows_do_not_depend_on_order_or_split_over_processes(order, cut):
         assert torch.equal(part, whole[ids]) and torch.equal(part_mask, whole_mask[ids])
 
 
+def test_what_is_lost_does_not_hang_on_the_programs_default_type():
+    models, uplink = models_of(2, 40), Uplink(0.1, 0.25, seed=1)
+    _, mask = uplink(models, 3)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.equal(uplink(models, 3)[1], mask)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_rates_share_the_noise_and_losses_are_nested():
     models = torch.zeros((2, 5000))
     noises, masks = zip(*[Uplink(1.0, rate, seed=0)(models, 0) for rate in (0.0, 0.05, 0.1)], strict=True)

@@ -86,6 +86,19 @@ def test_at_a_terminal_warnings_go_above_the_bar_which_ends_full(config, capsys,
     assert logging.root.handlers == []
 
 
+def test_warnings_that_were_captured_before_a_run_still_are_after_it(config, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(logging.root, "handlers", [])
+    with warnings.catch_warnings():
+        logging.captureWarnings(True)
+        try:
+            captured = warnings.showwarning
+            assert cli.main(["train", str(config), "rounds=1"]) == 0
+            assert warnings.showwarning is captured
+        finally:
+            logging.captureWarnings(False)
+
+
 def test_an_interruption_says_what_is_saved(config, capsys, monkeypatch):
     fail_in_round(monkeypatch, 2, KeyboardInterrupt())
     assert cli.main(["train", str(config)]) == 130

@@ -1,5 +1,6 @@
 """The package as a library: a run from Python, in a notebook, from `python -c` and from standard input."""
 
+import logging
 import os
 import subprocess
 import sys
@@ -28,16 +29,47 @@ def test_overrides_may_be_one_text():
 def test_a_result_leads_to_what_the_run_found(tmp_path):
     from jgesr_lightning import run
 
-    states = (torch.get_deterministic_debug_mode, lambda: torch.utils.deterministic.fill_uninitialized_memory)
-    before = [state() for state in states]
     result = run(load_config("mnist_quick", f"{SETTINGS} runtime.devices=1 output_dir={tmp_path}"))
-    assert [state() for state in states] == before  # what the run needs of the libraries is its own
     assert isinstance(result.metrics, pd.DataFrame)
     assert result.metrics["round"].tolist() == [0, 1, 2]
     assert len(result.clients) == 3 * 4
     assert result.graph.shape == (4, 4)
     torch.testing.assert_close(result.graph.sum(1), torch.ones(4, dtype=torch.float64))
     assert result.models.client(3).client == 3
+
+
+def settings_of_libraries():
+    return {
+        "deterministic": torch.get_deterministic_debug_mode(),
+        "filling": torch.utils.deterministic.fill_uninitialized_memory,
+        "dtype": torch.get_default_dtype(),
+        "gradients": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
+        "levels": [logging.getLogger(f"lightning.{package}").level for package in ("fabric", "pytorch")],
+        "variables": dict(os.environ),
+    }
+
+
+@pytest.mark.parametrize("engine", ["sequential", "stacked"])
+def test_what_a_program_has_set_in_libraries_changes_no_run_and_is_given_back(tmp_path, monkeypatch, engine):
+    from jgesr_lightning import run
+
+    def models(name):
+        settings = f"{SETTINGS} channel.missing_rate=0.2 engine={engine} runtime.devices=1 output_dir={tmp_path}"
+        result = run(load_config("mnist_quick", f"{settings} name={name}"))
+        return torch.cat([p.detach().flatten() for p in result.models.client(0).parameters()])
+
+    straight = models("straight")
+    monkeypatch.delenv("TORCH_CPP_LOG_LEVEL", raising=False)
+    monkeypatch.setattr(logging.getLogger("lightning.fabric"), "level", logging.INFO)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.inference_mode():
+            before = settings_of_libraries()
+            other = models("other")
+            assert settings_of_libraries() == before
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(straight, other)
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 no archive", b"\xff\xfe\x00"])

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -115,13 +116,14 @@ def _logged_above() -> Iterator[None]:
     if logging.root.handlers:
         yield
         return
-    handler = _Above(logging.WARNING)
+    handler, showing = _Above(logging.WARNING), warnings.showwarning
     logging.root.addHandler(handler)
     logging.captureWarnings(True)
     try:
         yield
     finally:
-        logging.captureWarnings(False)
+        if warnings.showwarning is not showing:  # else they had been captured before
+            logging.captureWarnings(False)
         logging.root.removeHandler(handler)
 
 

@@ -24,6 +24,7 @@ FULL_SET = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", *PLACE)
 SHELLS = ("bash", "interactive")
 BATCH_STEPS = ("batch", "4294967291")
 HERE = "127.0.0.1"
+CPP_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 
 
 class LaunchError(ValueError):
@@ -92,7 +93,7 @@ def settle(environment: MutableMapping[str, str] = os.environ) -> str:
     Raises:
         LaunchError: as `seat`.
     """
-    environment.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    environment.setdefault(CPP_LOG_LEVEL, "FATAL")
     here = seat(environment)
     if here.started_by is not None:
         return ""

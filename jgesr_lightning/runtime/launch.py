@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
@@ -199,8 +198,6 @@ def build_fabric(
     launch: Launch, precision: str, callbacks: Sequence[object], stop: StopRequest | None = None
 ) -> Fabric:
     """Return a Fabric for `launch`, not launched yet; `stop` ends its waiting for other processes."""
-    for package in ("fabric", "pytorch"):  # their banners say what our own first lines say
-        logging.getLogger(f"lightning.{package}").setLevel(logging.WARNING)
     chosen: Any = "auto"
     if launch.world_size > 1:
         chosen = strategy.ClientParallelStrategy(

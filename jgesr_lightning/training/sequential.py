@@ -71,6 +71,7 @@ class SequentialEngine(Engine):
             fabric.device
         )
 
+    @torch.enable_grad()
     def train(
         self,
         round_number: int,

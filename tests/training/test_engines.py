@@ -231,6 +231,15 @@ def test_losses_are_means_over_batches_and_nan_where_absent(cls):
 
 
 @pytest.mark.parametrize("cls", [SequentialEngine, StackedEngine])
+def test_it_trains_where_the_caller_has_turned_gradients_off(cls):
+    engine, start = make_engine(cls, make_net(), make_data()), row_of(make_net())
+    with torch.no_grad():
+        _, losses = run_rounds(engine, start, rounds=1)
+        assert not torch.is_grad_enabled()
+    assert losses.isfinite().all()
+
+
+@pytest.mark.parametrize("cls", [SequentialEngine, StackedEngine])
 def test_stopping_abandons_the_rest(cls):
     engine, start = make_engine(cls, make_net(), make_data()), row_of(make_net())
     delivered = []
