@@ -21,8 +21,8 @@ SIZES = ("WORLD_SIZE", "LOCAL_WORLD_SIZE")
 PLACE = ("MASTER_ADDR", "MASTER_PORT")
 FABRIC = ("LT_CLI_USED", "LT_ACCELERATOR", "LT_STRATEGY", "LT_DEVICES", "LT_NUM_NODES", "LT_PRECISION")
 FULL_SET = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", *PLACE)
-SHELLS = ("bash", "interactive")
-BATCH_STEPS = ("batch", "4294967291")
+SHELLS = ("bash", "zsh", "fish", "tcsh", "interactive")  # not sh, by which scripts are started, too
+BATCH_STEPS = ("batch", "4294967291", "4294967290")  # the last is that of a shell of salloc's on a node
 HERE = "127.0.0.1"
 CPP_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 
@@ -134,8 +134,8 @@ def _by_srun(given: Mapping[str, str]) -> Seat | None:
         if tasks == 1:
             return None
         raise LaunchError(
-            f"srun started {tasks} tasks under the job name {name!r}, which Lightning takes "
-            f"for a shell; give the step another name: srun --job-name=train ..."
+            f"srun started {tasks} tasks under the job name {name!r}, which is taken for "
+            f"that of a shell; give the step another name: srun --job-name=train ..."
         )
     missing = [key for key in ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID") if key not in given]
     if missing:

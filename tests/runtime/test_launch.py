@@ -142,7 +142,7 @@ def test_a_batch_script_without_srun(environment):
         plan("cpu", "auto", 1, 20)
 
 
-@pytest.mark.parametrize("name", ["bash", "interactive"])
+@pytest.mark.parametrize("name", ["bash", "zsh", "interactive"])
 def test_a_shell_in_a_job_starts_its_own_processes(environment, name):
     environment(BATCH | {"SLURM_JOB_NAME": name, "SLURM_STEP_ID": "0"})
     assert plan("cpu", 2, 1, 20) == Launch("cpu", 2, 1, "ourselves")
@@ -151,8 +151,9 @@ def test_a_shell_in_a_job_starts_its_own_processes(environment, name):
         plan("cpu", "auto", 1, 20)
 
 
-def test_salloc_shell_with_several_tasks_starts_its_own_processes(environment):
-    environment(BATCH | {"SLURM_JOB_NAME": "interactive", "SLURM_NTASKS": "8"})
+@pytest.mark.parametrize("step", [{}, {"SLURM_STEP_ID": "4294967290"}])
+def test_salloc_shell_with_several_tasks_starts_its_own_processes(environment, step):
+    environment(BATCH | {"SLURM_JOB_NAME": "interactive", "SLURM_NTASKS": "8"} | step)
     assert plan("cpu", 2, 1, 20) == Launch("cpu", 2, 1, "ourselves")
 
 
