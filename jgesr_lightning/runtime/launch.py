@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import sys
@@ -92,9 +93,11 @@ def plan(accelerator: str, devices: int | str, num_nodes: int, clients: int) -> 
             + "start this run from a program of its own"
         )
     if launch.world_size > 1 and launch.launcher == OURSELVES and seat.started_by is None:
-        if _interactive():
-            count = launch.devices
-            raise LaunchError(f"runtime.devices is {count}, but an interactive session can start no others; use 1")
+        if _unrepeatable():
+            raise LaunchError(
+                f"runtime.devices is {launch.devices}, but an interactive session, or a process of a pool, can start no "
+                "others; use 1"
+            )
         _check_port(seat)
     return launch
 
@@ -129,7 +132,7 @@ def _plan(seat: Seat, kind: str, devices: int | str, num_nodes: int, clients: in
     available = _available(kind)
     if devices == "auto":
         count = dist.get_world_size() if dist.is_initialized() else available
-        return Launch(kind, 1 if _interactive() else max(1, min(count, clients)), 1)
+        return Launch(kind, 1 if _unrepeatable() else max(1, min(count, clients)), 1)
     count = int(devices)
     if kind != "cpu" and count > available:
         raise LaunchError(f"runtime.devices is {count}, but {available} {kind} devices are visible")
@@ -150,10 +153,16 @@ def _available(kind: str) -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _interactive() -> bool:
-    """Whether this is a notebook, a prompt or a program that came through a pipe: none can be started once more."""
-    program = getattr(sys.modules["__main__"], "__file__", None)
-    return hasattr(sys, "ps1") or program is None or not Path(program).exists()
+def _unrepeatable() -> bool:
+    """Whether nothing starts this once more: a notebook, a prompt, what came through a pipe, a process of a pool.
+
+    A process of a pool would begin the program that made the pool; a study's cell has a program of its own, `train`.
+    """
+    main = sys.modules["__main__"]
+    program = getattr(main, "__file__", None)
+    spec = getattr(main, "__spec__", None)
+    pooled = multiprocessing.parent_process() is not None and (spec is None or spec.name != "jgesr_lightning.__main__")
+    return hasattr(sys, "ps1") or program is None or not Path(program).exists() or pooled
 
 
 def _check_port(seat: Seat) -> None:

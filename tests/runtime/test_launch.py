@@ -1,3 +1,4 @@
+import importlib.util
 import socket
 import sys
 
@@ -191,6 +192,18 @@ def test_a_notebook_starts_no_other_processes(environment, monkeypatch):
     assert plan("cpu", "auto", 1, 20).devices == 1
     with pytest.raises(LaunchError, match=r"runtime\.devices is 2, but an interactive session"):
         plan("cpu", 2, 1, 20)
+
+
+def test_a_process_of_a_pool_starts_no_others_but_a_cell_of_a_study_does(environment, monkeypatch):
+    environment({})
+    monkeypatch.setattr(launch, "_available", lambda kind: 8)
+    monkeypatch.setattr(launch.multiprocessing, "parent_process", lambda: "the program that made the pool")
+    assert plan("cpu", "auto", 1, 20).devices == 1
+    with pytest.raises(LaunchError, match=r"runtime\.devices is 2, but .* a process of a pool, can start no others"):
+        plan("cpu", 2, 1, 20)
+    spec = importlib.util.find_spec("jgesr_lightning.__main__")
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec, raising=False)  # as study/processes.py has it
+    assert plan("cpu", "auto", 1, 20).devices == 8
 
 
 def test_a_later_run_of_a_program_has_the_processes_of_an_earlier_one(environment, monkeypatch):
