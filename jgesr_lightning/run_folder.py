@@ -61,9 +61,11 @@ def open_folder(config: Config, folder: Path, held: ExitStack, data_digest: str 
     A run goes on only with the data that it began with, as far as `data_digest` tells ("": anything will do).
     """
     try:
-        if not folder.parent.exists():  # where a refusal should not make it
+        locks = _locks(folder)
+        if not all(lock.exists() for lock in locks):  # which a refusal should not make, nor their folders
             _resumable(config, folder, data_digest)
-        held.enter_context(locked(folder.parent / f".{folder.name}.lock"))
+        for lock in locks:
+            held.enter_context(locked(lock))
         resumed = _resumable(config, folder, data_digest)
         if resumed is None and config.resume == "auto":
             say(f"resume=auto: there is no checkpoint in {folder}; starting anew")
@@ -82,6 +84,12 @@ def open_folder(config: Config, folder: Path, held: ExitStack, data_digest: str 
         why = f"{error.strerror or error}{place}"
         return Opening(refusal=f"{folder} cannot be made or written ({why}); choose another output_dir= or name=")
     return Opening(None if resumed is None else resumed.folder, digest=data_digest)
+
+
+def _locks(folder: Path) -> list[Path]:
+    """Return the locks of a run's folder: where it really is, and, where it is a link itself, the link's own."""
+    places = {Path(os.path.realpath(folder)), Path(os.path.realpath(folder.parent), folder.name)}
+    return sorted(place.with_name(f".{place.name}.lock") for place in places)
 
 
 def _resumable(config: Config, folder: Path, data_digest: str) -> checkpoint.Found | None:

@@ -205,18 +205,29 @@ def test_a_run_in_a_used_folder_keeps_the_former_one_aside(used):
     assert json.loads((run / "summary.json").read_text())["rounds"] == 1
 
 
-def test_a_folder_in_use_is_refused(tmp_path):
+def test_a_folder_in_use_is_refused_whatever_it_is_called(tmp_path):
     config = write_config(tmp_path, rounds=100_000)
     running = Started(["train", config], tmp_path / "running.txt")
     running.wait_for("round 1/")
+    links = tmp_path / "links"
+    links.mkdir()
+    (links / "other").symlink_to(tmp_path / "runs" / "tiny")
     status, output = train(config)
+    through_link = train(config, f"output_dir={links}", "name=other")
     assert running.process.is_alive()
     running.process.terminate()
+    assert through_link[0] == 2 and f"{links}/other is in use by another run" in through_link[1]
     assert status == 2
     assert output.count("\n") == 1
     assert output.startswith(f"error: {tmp_path}/runs/tiny is in use by another run (process {running.pid} on ")
     assert running.wait() == 1
     assert [path.name for path in (tmp_path / "runs").iterdir() if not path.name.startswith(".")] == ["tiny"]
+
+
+def test_a_refused_resumption_leaves_nothing_where_there_is_a_folder(tmp_path):
+    (tmp_path / "runs").mkdir()
+    assert train(write_config(tmp_path), "resume=/nowhere")[0] == 2
+    assert list((tmp_path / "runs").iterdir()) == []
 
 
 def stamps(folder):
