@@ -217,6 +217,6 @@ def test_no_room_for_a_table_is_one_clear_line_with_its_name(stopped, tmp_path):
     assert full.wait() == 1
     errors = [line for line in full.output.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1
-    assert "No space left on device" in errors[0] and str(run) in errors[0] and "resume=auto" in errors[0]
+    assert f"No space left on device: '{run}/metrics.csv'" in errors[0] and "resume=auto" in errors[0]
     assert "Traceback" not in full.output
     assert checkpoint.newest(run / "checkpoint").name == "round_00002"

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from jgesr_lightning.plan import RoundPlan
 from jgesr_lightning.records import RoundRecord, best_of, remarks
-from jgesr_lightning.runtime.files import write_atomically, write_text
+from jgesr_lightning.runtime.files import naming, write_atomically, write_text
 from jgesr_lightning.state import FederationState
 from jgesr_lightning.timing import Stopwatch
 
@@ -202,7 +202,8 @@ class ResultFiles:
                 self._write_tables(records)
                 return
             for table, text in lines.items():
-                with open(self.folder / f"{table}.csv", "a", newline="") as file:
+                path = self.folder / f"{table}.csv"
+                with naming(path), open(path, "a", newline="") as file:
                     file.write(text)
                 self._stamps[table] = self._stamp(table)
 

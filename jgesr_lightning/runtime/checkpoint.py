@@ -27,7 +27,7 @@ from jgesr_lightning.state import FederationState
 
 SCHEMA = 1
 STATE = "state.pt"
-OURS = re.compile(r"\.?(state\.pt|models_\d{5,}\.pt|digests\.json)(\.\d+\.tmp)?")
+OURS = re.compile(r"\.?(state\.pt|models_\d{5,}\.pt|digests\.json)(\.[0-9a-f]+\.tmp)?")
 """Names of the files that this program writes into a checkpoint; nothing else is ever removed."""
 
 

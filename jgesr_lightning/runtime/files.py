@@ -7,6 +7,7 @@ import errno
 import fcntl
 import logging
 import os
+import secrets
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -30,10 +31,9 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     Raises:
         OSError: the file could not be written; the temporary one is gone.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")  # containers share numbers of processes
     try:
-        temporary.unlink(missing_ok=True)  # a killed process's; a link in its place is not followed
-        with open(temporary, "xb") as file:
+        with naming(path), open(temporary, "xb") as file:
             noted = _Noted(file)
             try:
                 write(noted)  # type: ignore[arg-type]
@@ -42,12 +42,21 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException as error:
+    except BaseException:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
-            error.filename = str(path)  # which no write knows
         raise
     sync_folder(path.parent)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Context in which an error that names no file names `path`: no write knows what it writes to."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 class _Noted:
@@ -89,6 +98,9 @@ def sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems flush files alone
+            raise
     finally:
         os.close(descriptor)
 

@@ -105,7 +105,7 @@ def test_a_half_written_checkpoint_is_not_found_and_is_cleared_by_the_next(tmp_p
     whole = save(tmp_path, 1)
     (tmp_path / ".round_00002.partial").mkdir()
     (tmp_path / ".round_00002.partial" / "state.pt").write_bytes(b"half")
-    (tmp_path / ".round_00002.partial" / ".models_00000.pt.77.tmp").write_bytes(b"half")
+    (tmp_path / ".round_00002.partial" / ".models_00000.pt.7f.tmp").write_bytes(b"half")
     assert find(tmp_path).folder == checkpoint.newest(tmp_path) == whole
     save(tmp_path, 3)
     assert names(tmp_path) == ["round_00001", "round_00003"]

@@ -1,6 +1,8 @@
+import errno
 import os
 import resource
 import socket
+import stat
 import subprocess
 import sys
 
@@ -119,12 +121,34 @@ def test_a_full_disk_is_named_where_torch_names_its_own_source(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_link_in_place_of_the_temporary_file_is_not_followed(tmp_path):
+def test_a_link_in_place_of_the_temporary_file_is_not_followed(tmp_path, monkeypatch):
+    monkeypatch.setattr("secrets.token_hex", lambda size: "00")
     (tmp_path / "target").write_text("precious")
-    (tmp_path / f".file.txt.{os.getpid()}.tmp").symlink_to(tmp_path / "target")
-    write_text(tmp_path / "file.txt", "new")
+    (tmp_path / ".file.txt.00.tmp").symlink_to(tmp_path / "target")
+    with pytest.raises(FileExistsError):
+        write_text(tmp_path / "file.txt", "new")
     assert (tmp_path / "target").read_text() == "precious"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file.txt", "target"]
+
+
+def test_processes_of_one_number_in_two_containers_write_apart(tmp_path):
+    path = tmp_path / "file.txt"
+    write_atomically(path, lambda file: (write_text(path, "the other's"), file.write(b"whole")))
+    assert path.read_text() == "whole"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
+def test_a_file_system_that_flushes_no_folders_is_written_to_all_the_same(tmp_path, monkeypatch, number):
+    flush = os.fsync
+
+    def fsync(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(number, os.strerror(number))
+        flush(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_text(tmp_path / "file.txt", "new")
+    assert (tmp_path / "file.txt").read_text() == "new"
 
 
 def test_folders_are_moved_aside_under_free_names(tmp_path):
