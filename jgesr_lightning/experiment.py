@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from jgesr_lightning import build
+from jgesr_lightning.callbacks.wandb_log import FAILED_SECONDS
 from jgesr_lightning.closing import closing_lines
 from jgesr_lightning.config import Config, ConfigError, to_dict
 from jgesr_lightning.data import FederatedDataModule
@@ -194,7 +195,7 @@ def _run(config: Config, parts: _Parts, opening: Opening | None) -> Result:
         last_words(lambda reason: account_for_lost(reason, config, folder, watchers.files)),
     ):
         agreed: Opening | None = None
-        failure = ""
+        failure, wait = "", FAILED_SECONDS
         try:
             if opening is not None and not (opening.refusal or opening.finished):
                 forget_others(folder)
@@ -222,13 +223,15 @@ def _run(config: Config, parts: _Parts, opening: Opening | None) -> Result:
             return result
         except BaseException as error:
             failure = str(error) or type(error).__name__
+            if isinstance(error, KeyboardInterrupt):
+                wait = 0.0
             watchers.progress.close()
             if agreed is not None and agreed.refusal:  # the folder is somebody else's
                 raise
             rank = 0 if first_process() else seat().rank
             account(error, config, folder, watchers.files if rank == 0 else None, rank)
         finally:
-            watchers.wandb.close(exit_code=1, reason=failure)  # where the run has not ended it in order
+            watchers.wandb.close(exit_code=1, reason=failure, wait=wait)  # where the run has not ended it in order
 
 
 def _drive(

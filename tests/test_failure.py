@@ -99,6 +99,15 @@ def test_warnings_that_were_captured_before_a_run_still_are_after_it(config, mon
             logging.captureWarnings(False)
 
 
+@pytest.mark.parametrize(("error", "status", "seconds"), [(KeyError(), 1, 10.0), (KeyboardInterrupt(), 130, 0.0)])
+def test_an_interruption_does_not_wait_for_w_and_b_to_start(config, monkeypatch, error, status, seconds):
+    fail_in_round(monkeypatch, 1, error)
+    waits = []
+    monkeypatch.setattr(WandbLog, "close", lambda self, exit_code, reason, wait: waits.append(wait))
+    assert cli.main(["train", str(config)]) == status
+    assert waits == [seconds]
+
+
 def test_an_interruption_says_what_is_saved(config, capsys, monkeypatch):
     fail_in_round(monkeypatch, 2, KeyboardInterrupt())
     assert cli.main(["train", str(config)]) == 130

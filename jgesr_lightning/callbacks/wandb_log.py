@@ -46,8 +46,8 @@ class WandbLog:
 
     W&B starts in a thread, beside training; rounds that end before it is ready are logged with the first one after.
 
-    A run that is resumed in its own folder continues its W&B run, whose id stands in the file ``wandb_run_id`` there.
-    A W&B run that begins in the middle is first given the rounds that came before.
+    A run that is resumed in its own folder continues its W&B run, whose id stands in the file ``wandb_run_id`` there,
+    and below it how many records W&B has. A W&B run is first given the rounds that came before and that it lacks.
 
     Args:
         folder: the run's folder; all that W&B writes lands in its subfolder ``wandb``.
@@ -135,14 +135,15 @@ class WandbLog:
                 self._safely(lambda: self._run.mark_preempting())
         self.close(exit_code=0 if status == "finished" else 1)
 
-    def close(self, exit_code: int, reason: str = "") -> None:
+    def close(self, exit_code: int, reason: str = "", wait: float = FAILED_SECONDS) -> None:
         """End the W&B run, as failed unless `exit_code` is 0; does nothing where it has ended or never began.
 
         Args:
             exit_code: 0 for a run that did what was asked.
             reason: why it failed, for an alert; empty: no alert.
+            wait: seconds for a W&B run that is still starting.
         """
-        if self._start is not None and self._ready(wait=FAILED_SECONDS, strict=False):
+        if self._start is not None and self._ready(wait, strict=False):
             self._catch_up(strict=False)
             if reason:
                 self._safely(lambda: self._run.alert("run failed", reason, level="ERROR"), strict=False)
@@ -185,17 +186,20 @@ class WandbLog:
         sweep = "WANDB_SWEEP_ID" in os.environ
         mode, reason = resolve_mode(self.mode, sweep=sweep)
         if mode == "disabled":
+            if sweep:
+                logger.warning("W&B is disabled by WANDB_MODE or WANDB_DISABLED: the sweep learns nothing of this run")
             return None
         self.folder.mkdir(parents=True, exist_ok=True)  # else W&B writes into the system's temporary folder
         id_file = self.folder / ID_FILE
-        known = id_file.read_text().strip() if records and id_file.is_file() and not sweep else ""
+        kept = id_file.read_text().split() if records and id_file.is_file() and not sweep else []
+        known = kept[0] if kept else ""
         labels = self.labels
         started = wandb.init(
             name=labels.name,
             dir=str(self.folder),
             project=None if sweep else labels.project,  # the agent has decided
             entity=None if sweep else labels.entity,
-            id=None if sweep else known or secrets.token_hex(4),
+            id=None if sweep else known or os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4),
             # offline there is no server to ask, and under a sweep the agent has decided
             resume=None if sweep or mode == "offline" else "allow",
             mode=mode,
@@ -211,8 +215,6 @@ class WandbLog:
         # Lightning's logger would start a run with an x axis of its own, and settings that W&B warns about
         self.logger = WandbLogger(experiment=started)
         run = self.logger.experiment
-        if not sweep:
-            write_text(id_file, f"{run.id}\n")  # in one step: a run killed here has either the whole id or none
         sync = sync_command(self.folder, run.id) if mode == "offline" else ""
         if reason:
             logger.warning("W&B logs offline, %s; send it later: %s", reason, sync)
@@ -220,13 +222,20 @@ class WandbLog:
         run.define_metric("*", step_metric="round")
         # a run that was offline so far is new to the server
         continued = bool(known) and (mode == "offline" or bool(run.resumed))
-        if self.class_table is not None and not continued:
+        had = min(records, int(kept[1]) if len(kept) > 1 else records) if continued else 0  # older runs do not say
+        self._note(run, had)
+        if self.class_table is not None and not had:
             run.log({"clients/classes": media.table(*self.class_table)}, step=0, commit=False)
-        if self.save_code and not continued:
+        if self.save_code and not had:
             run.log_code(str(Path(__file__).parent.parent), name=f"code-{run.id}")
         if self.announce is not None:
             self.announce(_facts(run, mode, sync))
-        return run, records if continued else 0
+        return run, had
+
+    def _note(self, run: Any, logged: int) -> None:
+        """Note which W&B run to go on with, and what it has: a run that is killed has both, in one step, or neither."""
+        if "WANDB_SWEEP_ID" not in os.environ:
+            write_text(self.folder / ID_FILE, f"{run.id}\n{logged}\n")
 
     def _catch_up(self, strict: bool = True) -> None:
         """Log every record that W&B does not have yet."""
@@ -235,6 +244,7 @@ class WandbLog:
         while self._run is not None and self._logged < len(state.records):
             self._logged += 1
             self._safely(lambda: self._log(plan, state, state.records[: self._logged]), strict)
+            self._safely(lambda: self._note(self._run, self._logged), strict)
 
     def _log(self, plan: RoundPlan, state: FederationState, records: Sequence[RoundRecord]) -> None:
         """Log the last of `records`, with pictures where they are due."""

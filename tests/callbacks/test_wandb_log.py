@@ -186,7 +186,7 @@ def test_offline_files_hold_config_curves_graph_and_class_table(tmp_path):
     (run,) = found.runs
     assert (run.display_name, run.project, list(run.tags)) == ("tiny", "p", ["t"])
     assert run.run_group == "mnist s=0.1 jgesr"
-    assert run.run_id == (folder / "wandb_run_id").read_text().strip()
+    assert [run.run_id, "5"] == (folder / "wandb_run_id").read_text().split()
     assert not (Path.home() / ".local").exists()  # what offline tables need for a later sync is in the run's folder
     assert "WANDB_DATA_DIR" not in os.environ
 
@@ -247,6 +247,40 @@ def test_a_stopped_run_is_preempted_and_its_resumption_continues_the_same_run(tm
     assert [row["round"] for row in both.history] == [0, 1, 2, 3, 4]
     assert both.exits == [1, 0]
     assert both.summary["best/round"] == 2  # known from the records, although that round came before
+
+
+def test_a_run_that_was_killed_before_w_and_b_had_a_round_gives_it_all_rounds_when_resumed(tmp_path):
+    state, killed = State(), make(tmp_path)
+    killed.on_federation_start(fake_plan(), state)
+    assert killed._start.done(60)
+    state.round, state.records = 2, [record_of(number) for number in range(3)]
+    killed._start.result[0].finish(exit_code=1)
+    drive(make(tmp_path), fake_plan(), state, 4)
+    found = read_back(tmp_path)
+    assert len({run.run_id for run in found.runs}) == 1
+    assert [row["round"] for row in found.history] == [0, 1, 2, 3, 4]
+
+
+def test_a_run_of_an_older_version_is_gone_on_with_where_it_was(tmp_path):
+    (tmp_path / "wandb_run_id").write_text("abc12345\n")
+    drive(make(tmp_path), fake_plan(), State(round=2, records=[record_of(number) for number in range(3)]), 4)
+    found = read_back(tmp_path)
+    assert {run.run_id for run in found.runs} == {"abc12345"}
+    assert [row["round"] for row in found.history] == [3, 4]
+
+
+def test_the_id_may_be_given(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_RUN_ID", "mine1234")
+    drive(make(tmp_path), fake_plan(), State(), 1)
+    assert {run.run_id for run in read_back(tmp_path).runs} == {"mine1234"}
+
+
+def test_a_run_of_a_sweep_without_w_and_b_is_a_line(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("WANDB_SWEEP_ID", "abc")
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    drive(make(tmp_path, mode="auto"), fake_plan(), State(), 1)
+    (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert "the sweep learns nothing of this run" in line
 
 
 def test_a_run_resumed_elsewhere_begins_with_the_rounds_that_came_before(tmp_path):
@@ -522,5 +556,5 @@ def test_the_summary_of_a_short_run_says_where_wandb_has_it(tmp_path):
     drive(make(tmp_path, announce=lambda facts: files.add_facts(wandb=dict(facts))), fake_plan(), state, 1)
     written = json.loads((tmp_path / "summary.json").read_text())
     assert (written["status"], written["second"]) == ("finished", 2)
-    assert written["wandb"]["id"] == (tmp_path / "wandb_run_id").read_text().strip()
+    assert written["wandb"]["id"] == (tmp_path / "wandb_run_id").read_text().split()[0]
     assert written["wandb"]["sync"].startswith(f"{wandb_program()} sync ")
