@@ -15,7 +15,7 @@ from jgesr_lightning.callbacks.wandb_log import FAILED_SECONDS
 from jgesr_lightning.closing import closing_lines
 from jgesr_lightning.config import Config, ConfigError, to_dict
 from jgesr_lightning.data import FederatedDataModule
-from jgesr_lightning.failure import RunError, account, account_for_lost, forget_others
+from jgesr_lightning.failure import RunError, account, account_for_lost, forget
 from jgesr_lightning.federation import Federation, NonFiniteError
 from jgesr_lightning.names import label
 from jgesr_lightning.plan import RoundPlan
@@ -198,7 +198,7 @@ def _run(config: Config, parts: _Parts, opening: Opening | None) -> Result:
         failure, wait = "", FAILED_SECONDS
         try:
             if opening is not None and not (opening.refusal or opening.finished):
-                forget_others(folder)
+                forget(folder)
             fabric = build_fabric(launch, config.runtime.precision, watchers.in_order, stop)
             if not started_by_fabric_run():
                 fabric.launch()
@@ -273,7 +273,7 @@ def _drive(
             )
         for line in closing_lines(state.records, folder, config.rounds, status == "finished", config.metric):
             say(line)
-    return Result(status, folder, state.round, stop.received or "")
+    return Result(status, folder, state.round, stop.reason(status))
 
 
 def _announce(config: Config, folder: Path, launch: Launch, plan: RoundPlan, reason: str) -> None:

@@ -102,9 +102,9 @@ def _saved(folder: Path) -> str:
     return f"the last checkpoint is {newest} (resume=auto goes on from there)" if newest else "no round was saved"
 
 
-def forget_others(folder: Path) -> None:
-    """Remove what other processes of an earlier attempt wrote of their end."""
-    for path in folder.glob(_OTHERS):
+def forget(folder: Path) -> None:
+    """Remove what the processes of an earlier attempt wrote of their end."""
+    for path in (folder / TRACEBACK, *folder.glob(_OTHERS)):
         with contextlib.suppress(OSError):
             path.unlink()
 

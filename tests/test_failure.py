@@ -4,6 +4,7 @@ import errno
 import json
 import logging
 import os
+import signal
 import sys
 import warnings
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 import yaml
 
-from jgesr_lightning import cli
+from jgesr_lightning import cli, load_config, run
 from jgesr_lightning.callbacks.files import ResultFiles
 from jgesr_lightning.callbacks.wandb_log import WandbLog
 from jgesr_lightning.failure import describe
@@ -136,6 +137,7 @@ def test_an_unforeseen_error_is_one_line_a_failed_summary_and_says_where(fault, 
     assert codes == [1]
     monkeypatch.undo()
     assert cli.main(["train", str(config), "resume=auto"]) == 0
+    assert not (run / "traceback.txt").exists()
     assert (summary(config)["status"], summary(config)["reason"]) == ("finished", "")
 
 
@@ -167,6 +169,20 @@ def test_what_helps_where_nothing_can_be_written_follows_the_reason(config, caps
     assert cli.main(["train", str(config)]) == 1
     last = capsys.readouterr().err.splitlines()[-1]
     assert "could not write the results in" in last and f"{path!r}; {said} with resume=auto" in last
+
+
+def test_a_signal_that_comes_too_late_to_stop_a_run_is_no_reason(config, monkeypatch):
+    whole = ResultFiles.on_round_end
+
+    def on_round_end(self, plan, state, record, watch):
+        if record.round == plan.rounds:
+            os.kill(os.getpid(), signal.SIGTERM)
+        whole(self, plan, state, record, watch)
+
+    monkeypatch.setattr(ResultFiles, "on_round_end", on_round_end)
+    result = run(load_config(config))
+    assert (result.status, result.reason) == ("finished", "")
+    assert (summary(config)["status"], summary(config)["reason"]) == ("finished", "")
 
 
 def test_an_interruption_is_a_failed_run(config, monkeypatch):

@@ -106,7 +106,7 @@ class ResultFiles:
     def on_federation_end(self, plan: RoundPlan, state: FederationState, status: str) -> None:
         """Write the summary."""
         if plan.fabric.is_global_zero:
-            self.write_summary(plan.rounds, state, status, plan.stop.received or "")
+            self.write_summary(plan.rounds, state, status, plan.stop.reason(status))
 
     def write_summary(self, rounds: int, state: FederationState, status: str, reason: str) -> None:
         """Write summary.json; `status` is running, finished, stopped or failed."""

@@ -56,6 +56,10 @@ class StopRequest:
             signal.signal(number, handler)  # type: ignore[arg-type]
         self._former.clear()
 
+    def reason(self, status: str) -> str:
+        """Return why a run ended with `status`: a signal that came too late to stop it is no reason."""
+        return self.received or "" if status == "stopped" else ""
+
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
