@@ -134,9 +134,11 @@ def train(arguments: Sequence[str]) -> int:
     from jgesr_lightning.data import DataError
     from jgesr_lightning.failure import RunError
     from jgesr_lightning.federation import NonFiniteError
+    from jgesr_lightning.run_folder import where_it_lies
     from jgesr_lightning.runtime.checkpoint import CheckpointError
     from jgesr_lightning.runtime.launch import first_process
 
+    config = where_it_lies(config, next(filter(is_file, settings)), settings)
     try:
         result = experiment.run(config)
         # the first process's status is the run's: whoever started the others would take theirs for a crash

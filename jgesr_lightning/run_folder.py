@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +53,25 @@ def run_folder(config: Config) -> Path:
     if os.environ.get("WANDB_SWEEP_ID") and not config.name.endswith(own):  # else it is the file of such a run
         return config.folder.with_name(config.folder.name + own)
     return config.folder
+
+
+def where_it_lies(config: Config, file: str, arguments: Iterable[str]) -> Config:
+    """Return the configuration of a run that goes on with the ``config.yaml`` in its own folder, wherever that is now.
+
+    The folder may have been moved, or kept aside as NAME.1, since the file was written.
+
+    Args:
+        config: what the file and the arguments say.
+        file: the file.
+        arguments: those of the command line; a name or output_dir among them holds.
+    """
+    path = user_path(file).absolute()
+    folder = path.parent
+    begun = path.name == "config.yaml" and any((folder / name).exists() for name in ("summary.json", "checkpoint"))
+    given = any(argument.removeprefix("--").startswith(("name=", "output_dir=")) for argument in arguments)
+    if config.resume != "auto" or given or not begun or os.path.realpath(folder) == os.path.realpath(config.folder):
+        return config
+    return config.replace(name=folder.name, output_dir=str(folder.parent))
 
 
 def open_folder(config: Config, folder: Path, held: ExitStack, data_digest: str = "") -> Opening:

@@ -15,6 +15,7 @@ import torch
 from jgesr_lightning.closing import closing_lines
 from jgesr_lightning.config import load_config
 from jgesr_lightning.records import RoundRecord
+from jgesr_lightning.run_folder import where_it_lies
 from jgesr_lightning.runtime import checkpoint
 from tests.processes import Started, models, write_config
 
@@ -288,6 +289,21 @@ def test_a_run_goes_on_in_its_folder_or_from_another(base, used, tmp_path):
     assert table(runs / "elsewhere" / "clients.csv")[:30] == table(runs / "straight" / "clients.csv")
     assert not list(runs.glob("*.1"))
     assert checkpoint.newest(base.parent / "runs" / "first" / "checkpoint").name == "round_00003"  # as it was
+
+
+def test_a_folder_that_was_moved_is_gone_on_with_where_it_is(used):
+    runs = used.parent / "runs"
+    (runs / "tiny").rename(runs / "tiny.1")
+    status, output = train(runs / "tiny.1" / "config.yaml", "resume=auto", "rounds=4", log=used.parent / "log.txt")
+    assert status == 0, output
+    assert checkpoint.newest(runs / "tiny.1" / "checkpoint").name == "round_00004"
+    assert not (runs / "tiny").exists()
+    written = load_config(runs / "tiny.1" / "config.yaml")
+    assert written.folder == runs / "tiny.1"
+    assert where_it_lies(written, f"{runs}/tiny.1/config.yaml", ["resume=auto"]) is written
+    for resume, setting in (("auto", "--name=tiny"), ("auto", f"output_dir={runs}"), (None, "rounds=4")):
+        former = written.replace(name="tiny", resume=resume)
+        assert where_it_lies(former, f"{runs}/tiny.1/config.yaml", [setting]) is former
 
 
 WRONG = {
