@@ -137,7 +137,11 @@ def _resumable(config: Config, folder: Path, data_digest: str) -> checkpoint.Fou
 def _check_unsaved(config: Config, folder: Path) -> None:
     """Raise ConfigError where a run of other settings began in `folder` but saved nothing yet."""
     if (folder / "config.yaml").is_file():
-        _check_same(to_dict(load_config(folder / "config.yaml")), config, folder)
+        try:
+            former = to_dict(load_config(folder / "config.yaml"))
+        except ConfigError:  # as where its parts were files that have moved since: nothing is lost by beginning again
+            return
+        _check_same(former, config, folder)
 
 
 def _check_same(former: dict[str, Any], config: Config, where: Path) -> None:

@@ -226,6 +226,17 @@ def test_data_of_ones_own_are_found_from_anywhere_and_after_a_move(tmp_path, mon
     assert cli.main(["train", "tiny.yaml", "rounds=2", "resume=auto"]) == 0
 
 
+@pytest.mark.processes
+def test_a_project_that_moved_before_anything_was_saved_begins_again(tmp_path):
+    settings = {"aggregator": {"name": "./momentum.py:Momentum"}, "rounds": 1}
+    path = write_config(tmp_path / "home", **settings)
+    shutil.copy(OUTSIDE / "momentum.py", tmp_path / "home")
+    assert together(1, ["train", path], tmp_path)[0].wait() == 0  # elsewhere, so that nothing is imported here
+    shutil.rmtree(tmp_path / "home" / "runs" / "tiny" / "checkpoint")
+    (tmp_path / "home").rename(tmp_path / "away")
+    assert cli.main(["train", str(write_config(tmp_path / "away", **settings)), "resume=auto"]) == 0
+
+
 def test_lists_of_indices_beside_the_configuration(tmp_path, monkeypatch):
     lists = [list(range(client, 4000, 5)) for client in range(5)]
     path = write_config(tmp_path / "sub", data={"name": "synthetic", "partition": "./lists.json"}, rounds=1)
