@@ -85,7 +85,8 @@ class Uplink:
             mask = torch.empty((K, d), dtype=torch.bool, device=models.device)
             for row, client in enumerate(ids):
                 stream = seeding.generator(self.seed, MISSING, round, client)
-                mask[row] = (torch.rand(d, generator=stream, dtype=torch.float32) >= self.missing_rate).to(models.device)
+                drawn = torch.rand(d, generator=stream, dtype=torch.float32)
+                mask[row] = (drawn >= self.missing_rate).to(models.device)
             received.masked_fill_(~mask, 0)  # not a product: what was lost may be infinite or not a number
         for row, client in enumerate(ids):
             if sigma[client] > 0:

@@ -187,7 +187,7 @@ def fail_to_append():
     """Let the disk be full where a line is added to a table."""
     from jgesr_lightning.callbacks import files
 
-    files.open = lambda path, *arguments, **options: open("/dev/full", *arguments, **options)
+    files.open = lambda path, *arguments, **options: open("/dev/full", *arguments, **options)  # noqa: SIM115
 
 
 def allow_files_of_100_kB():  # noqa: N802

@@ -95,8 +95,8 @@ def plan(accelerator: str, devices: int | str, num_nodes: int, clients: int) -> 
     if launch.world_size > 1 and launch.launcher == OURSELVES and seat.started_by is None:
         if _unrepeatable():
             raise LaunchError(
-                f"runtime.devices is {launch.devices}, but an interactive session, or a process of a pool, can start no "
-                "others; use 1"
+                f"runtime.devices is {launch.devices}, but an interactive session, or a process of a pool, can "
+                "start no others; use 1"
             )
         _check_port(seat)
     return launch
