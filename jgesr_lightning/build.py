@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,18 +61,22 @@ class Start:
 
 @dataclass(frozen=True)
 class Watchers:
-    """The callbacks of a run, as `in_order`."""
+    """The callbacks of a run, as `in_order`; `own` are those of whoever started it from Python."""
 
     orchestrator: RoundOrchestrator
     progress: Progress
     files: ResultFiles
     wandb: WandbLog
     saver: Checkpoint
+    own: tuple[object, ...] = ()
 
     @property
     def in_order(self) -> list[object]:
-        """The orchestrator goes first and alone writes; saving goes last, when everything else has been told."""
-        return [self.orchestrator, self.progress, self.files, self.wandb, self.saver]
+        """The orchestrator goes first and alone writes; saving goes last, when everything else has been told.
+
+        What somebody's own add to a round's record is there when it is written.
+        """
+        return [self.orchestrator, *self.own, self.progress, self.files, self.wandb, self.saver]
 
 
 def data_module(config: Config) -> FederatedDataModule:
@@ -126,7 +131,9 @@ def start(config: Config, data: FederatedDataModule, device_type: str) -> Start:
     return Start(aggregator, net, layout, initial, noise_std)
 
 
-def watchers(config: Config, folder: Path, data: FederatedDataModule, begin: Start, labels: Labels) -> Watchers:
+def watchers(
+    config: Config, folder: Path, data: FederatedDataModule, begin: Start, labels: Labels, own: Sequence[object] = ()
+) -> Watchers:
     """Return the callbacks of a run whose files go to `folder`, and which W&B files under `labels`."""
     table = partition_table(data.classes, data.class_counts, data.sizes.tolist(), data.test_sizes.tolist())
     files = ResultFiles(folder, _facts(config, folder, data, begin), config.logging.csv, table, config.metric)
@@ -147,7 +154,7 @@ def watchers(config: Config, folder: Path, data: FederatedDataModule, begin: Sta
         wandb_log,
         Checkpoint(folder / "checkpoint", config.checkpoint.every, to_dict(config), config.checkpoint.keep_trained),
     )
-    return Watchers(RoundOrchestrator(begin.layout, observers), *observers)
+    return Watchers(RoundOrchestrator(begin.layout, (*own, *observers)), *observers, tuple(own))
 
 
 def wandb_labels(config: Config, folder: Path) -> Labels:

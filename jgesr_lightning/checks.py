@@ -20,7 +20,7 @@ _OTHERS_SAY = {  # what it is called here: what others call it; a hint is given 
     "local.proximal_mu": "mu prox_mu fedprox_mu",
     "data.name": "dataset data_set",
     "data.root": "data_dir datadir data_root data_path data_cache_dir",
-    "data.kappa": "dirichlet dirichlet_alpha dir_alpha partition_alpha concentration",
+    "data.kappa": "dirichlet dirichlet_alpha dir_alpha partition_alpha concentration data.alpha data.beta",
     "data.partition": "partitioner partition_method split",
     "data.classes_per_client": "skew_class class_per_client num_shards shards_per_client",
     "data.test_share": "test_size val_share test_split",
@@ -31,7 +31,7 @@ _OTHERS_SAY = {  # what it is called here: what others call it; a hint is given 
     "num_server_rounds central_num_iterations",
     "clients": "num_clients n_clients n_parties num_users num_supernodes num_partitions client_num_in_total",
     "participation": "client_fraction sample_rate sample_fraction fraction_fit fraction_train join_ratio frac "
-    "client_num_per_round sample_ratio client_sample_ratio cohort_size",
+    "client_num_per_round sample_ratio client_sample_ratio cohort_size client_drop_rate",
     "seed": "random_seed random_state init_seed",
     "channel.noise": "noise_level noise_std snr",
     "channel.missing_rate": "missing drop_rate loss_rate packet_loss",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,6 +110,7 @@ class _Parts:
         data: read and shared out.
         start: what everybody starts from.
         labels: what W&B files the run under.
+        callbacks: of whoever called `run`.
     """
 
     folder: Path
@@ -116,13 +118,19 @@ class _Parts:
     data: FederatedDataModule
     start: build.Start
     labels: Labels
+    callbacks: Sequence[object]
 
 
 @set_for_a_run()
-def run(config: Config) -> Result:
+def run(config: Config, callbacks: Sequence[object] = ()) -> Result:
     """Run the federation that `config` describes.
 
     Every process of a run calls this; the first one alone writes files and speaks.
+
+    Args:
+        config: the run.
+        callbacks: objects with some of the hooks of `Federation`. What they add to the `metrics` of a round's record
+            in ``on_round_end`` is written with it. They see what this process has: its clients alone.
 
     Raises:
         ConfigError: the folder is in use, or what is to be resumed is not there or was run with other settings.
@@ -147,7 +155,7 @@ def run(config: Config) -> Result:
     labels = build.wandb_labels(config, folder)  # refused before any work
     meet_early(launch)
     data = build.data_module(config)
-    parts = _Parts(folder, launch, data, build.start(config, data, launch.accelerator), labels)
+    parts = _Parts(folder, launch, data, build.start(config, data, launch.accelerator), labels, callbacks)
     if not first_process():
         try:
             return _run(config, parts, None)
@@ -188,7 +196,7 @@ def _outcome(opening: Opening, config: Config, folder: Path) -> Result | None:
 def _run(config: Config, parts: _Parts, opening: Opening | None) -> Result:
     """Launch the processes, build what needs them, and run."""
     folder, launch, data = parts.folder, parts.launch, parts.data
-    watchers = build.watchers(config, folder, data, parts.start, parts.labels)
+    watchers = build.watchers(config, folder, data, parts.start, parts.labels, parts.callbacks)
     with (
         deterministic(config.deterministic),
         StopRequest(STOPPING if first_process() else "") as stop,

@@ -263,7 +263,7 @@ def _target(kind: str, name: object) -> Any:
         if re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)+", name):
             module, _, attribute = name.rpartition(".")
             raise ValueError(f"{KEYS[kind]} is {name!r}; a part of a module is written {module}:{attribute}")
-    one_of(KEYS[kind], name, (*known(kind), *(f"{prefix}NAME" for prefix in PREFIXES.get(kind, ()))))
+    one_of(KEYS[kind], name, (*known(kind), *(f"{prefix}NAME" for prefix in PREFIXES.get(kind, ())), "./file.py:Name"))
     return None
 
 

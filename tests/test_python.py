@@ -36,6 +36,45 @@ def test_a_result_leads_to_what_the_run_found(tmp_path):
     assert result.graph.shape == (4, 4)
     torch.testing.assert_close(result.graph.sum(1), torch.ones(4, dtype=torch.float64))
     assert result.models.client(3).client == 3
+    assert repr(result.models) == f"Trained('{result.folder}': received and trained models of 4 clients)"
+
+
+class Watching:
+    """Callbacks of somebody's own: every hook, and a number of its own for each round."""
+
+    def __init__(self):
+        self.told = []
+
+    def on_federation_start(self, plan, state):
+        self.told.append("start")
+
+    def on_client_trained(self, row, client, state_dict):
+        self.told.append((client, len(state_dict) > 1))
+
+    def on_round_end(self, plan, state, record, watch):
+        self.told.append(record.round)
+        record.metrics["mine/number"] = float(record.round * 2)
+
+    def on_federation_end(self, plan, state, status):
+        self.told.append(status)
+
+
+def test_callbacks_of_ones_own_are_told_and_add_to_what_is_written(tmp_path):
+    from jgesr_lightning import run
+
+    config = load_config("mnist_quick", f"{SETTINGS} runtime.devices=1 output_dir={tmp_path} name=watched")
+    watching = Watching()
+    result = run(config, callbacks=[watching])
+    assert watching.told[:2] == ["start", 0] and watching.told[6] == 1 and watching.told[11:] == [2, "finished"]
+    assert sorted(watching.told[2:6]) == sorted(watching.told[7:11]) == [(client, True) for client in range(4)]
+    assert result.metrics["mine/number"].tolist() == [0, 2, 4]
+    plain = run(config.replace(name="plain"))
+    for frame in ("metrics", "clients"):
+        with_it, without = (
+            getattr(each, frame).filter(regex="^(?!seconds|aggregator/seconds|mine)") for each in (result, plain)
+        )
+        timed = [name for name in without if "seconds" in name]
+        pd.testing.assert_frame_equal(with_it.drop(columns=timed), without.drop(columns=timed))
 
 
 def settings_of_libraries():

@@ -179,7 +179,8 @@ def _check_key(key: str, where: str) -> None:
         both = f" (did you mean {elsewhere[0]!r} or 'aggregator.{leaf}'?)" if elsewhere else ""
         elsewhere.append(f"aggregator.{leaf}")
     hint = (
-        nearest(leaf, KEYS, cutoff=1.0)  # what others call it
+        nearest(key, KEYS, cutoff=1.0)  # what others call it
+        or nearest(leaf, KEYS, cutoff=1.0)
         or both
         or nearest(key, elsewhere, cutoff=0.0)
         or nearest(key, [*KEYS, *SECTIONS])

@@ -102,7 +102,7 @@ class ClientModel(nn.Module):
         return (x.to(self.mean) - self.mean) / self.std
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Trained:
     """The models of a run.
 
@@ -123,6 +123,9 @@ class Trained:
     tensors: Callable[[int, str], dict[str, Tensor]]
     config: Config | None = None
     found: checkpoint.Found | None = None
+
+    def __repr__(self) -> str:
+        return f"Trained({str(self.place)!r}: {' and '.join(self.kinds)} models of {self.num_clients} clients)"
 
     @property
     def num_clients(self) -> int:

@@ -133,6 +133,8 @@ def test_dashes_and_order_make_no_difference():
         ("num_clients=3", "clients"),
         ("gpus=2", "runtime.devices"),
         ("dirichlet=1", "data.kappa"),
+        ("data.alpha=1", "data.kappa"),
+        ("client_drop_rate=0.5", "participation"),
         ("alpha=1", "aggregator.alpha"),
         ("variant=paper", "aggregator.variant"),
     ],
