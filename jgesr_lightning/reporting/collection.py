@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,28 @@ class Collection:
         if given not in known:
             raise ConfigError(f"no method {shown(given)!r}{nearest(given, known)}; known: {', '.join(sorted(known))}")
         return known[given]
+
+
+def titles(runs: Iterable[Run], names: Mapping[str, str]) -> dict[str, str]:
+    """Return label -> what tables and figures call that method, where it is not the label: what the study's file does.
+
+    A name that says nothing but what the label says, such as ``jgesr_uniform`` of ``jgesr (uniform)``, gives way to it;
+    so does one that is another method's label.
+
+    Args:
+        runs: those shown.
+        names: label -> what the study's file calls the method.
+    """
+    labels = {run.label for run in runs}
+    return {
+        of: shown(name, 60)
+        for of, name in names.items()
+        if of in labels and name not in labels and not _words(name) <= _words(of)
+    }
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"[^\W_]+", text.lower()))
 
 
 def collect(roots: Iterable[str | Path], drawn: str | None = None) -> Collection:

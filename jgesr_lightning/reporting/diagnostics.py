@@ -20,7 +20,7 @@ _SHOWN = (  # heading, metric of the last round, form
 
 def diagnostics(block: Block, table: Table) -> Grid:
     """Return seconds and the last aggregation's diagnostics, means over seeds; columns without a value are left out."""
-    rows = [[Cell(label, kind="label")] for label in table.rows]
+    rows = [[Cell(table.title(label), kind="label")] for label in table.rows]
     groups = []
     for column in table.columns:
         cells = {label: block.cell(label, column) for label in table.rows}

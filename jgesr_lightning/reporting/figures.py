@@ -19,6 +19,7 @@ from jgesr_lightning.config import ConfigError
 from jgesr_lightning.paths import user_folder
 from jgesr_lightning.reporting import plots
 from jgesr_lightning.reporting.agg import Figure
+from jgesr_lightning.reporting.collection import titles
 from jgesr_lightning.reporting.comparisons import Dot, client_plot, dot_plot, forest_plot, go_on
 from jgesr_lightning.reporting.map_grids import caption
 from jgesr_lightning.reporting.map_plot import map_figure
@@ -85,17 +86,19 @@ def draw(
     lower case are one; each block of comparable runs after the first adds its number.
     """
     taken: set[str] = set()
-    styles = looks_of(runs)
+    called = titles(runs, names or {})
+    styles = looks_of(runs, called)
     plane = map_of(runs, metric, names=names)
     if plane.is_plane:
         yield from unique(map_drawings(plane), 1, taken)
     for number, block in enumerate(blocks(runs), 1):
-        yield from unique(draw_block(block, build(block, metric, reference), styles), number, taken)
+        yield from unique(draw_block(block, build(block, metric, reference, called), styles), number, taken)
 
 
-def looks_of(runs: Sequence[Run]) -> Looks:
-    """Return how each method of some runs looks in their figures."""
-    return plots.looks(sorted({run.label for run in runs}, key=method_rank))
+def looks_of(runs: Sequence[Run], called: Mapping[str, str]) -> Looks:
+    """Return how each method of some runs looks in their figures, by what it is called there."""
+    styles = plots.looks(sorted({run.label for run in runs}, key=method_rank))
+    return {called.get(label, label): style for label, style in styles.items()}
 
 
 def unique(drawings: Iterable[Drawing], number: int, taken: set[str]) -> Iterator[Drawing]:
@@ -116,7 +119,6 @@ def draw_block(block: Block, table: Table, styles: Looks, compare_only: bool = F
         styles: `looks_of` all runs that are drawn, of other blocks too.
         compare_only: only those that compare methods after the last round.
     """
-    metric = table.metric
     for column in block.columns:
         yield from _means(table, column, styles)
     for column in block.columns:
@@ -126,12 +128,12 @@ def draw_block(block: Block, table: Table, styles: Looks, compare_only: bool = F
     for column in block.columns:
         yield from _clients(block, table, column, styles)
     for column in block.columns:
-        yield from _per_round(block, column, metric, styles)
-    yield from _against_missing(block, metric, styles)
-    yield from _against_noise(block, metric, styles)
+        yield from _per_round(block, table, column, styles)
+    yield from _against_missing(block, table, styles)
+    yield from _against_noise(block, table, styles)
     for column in block.columns:
-        yield from _graphs(block, column)
-        yield from _objectives(block, column, styles)
+        yield from _graphs(block, table, column)
+        yield from _objectives(block, table, column, styles)
 
 
 def map_drawings(found: Map, separately: bool = False) -> Iterator[Drawing]:
@@ -149,7 +151,7 @@ def _means(table: Table, column: Column, styles: Looks) -> Iterator[Drawing]:
     if len(found) < 2:
         return
     dots = [
-        Dot(label, entry.value.mean, interval_of(entry.value), entry.paper, mark=mark_text(entry.marks))
+        Dot(table.title(label), entry.value.mean, interval_of(entry.value), entry.paper, mark=mark_text(entry.marks))
         for label, entry in found.items()
     ]
     title = column_title(column)
@@ -167,21 +169,22 @@ def _means(table: Table, column: Column, styles: Looks) -> Iterator[Drawing]:
 
 def _differences(table: Table, column: Column, styles: Looks) -> Iterator[Drawing]:
     pairs = {
-        label: entry.pair
+        table.title(label): entry.pair
         for label in table.rows
         if (entry := table.entries.get((label, column))) is not None and entry.pair is not None
     }
     dots = [Dot(label, one.mean, one.half_width, None, one.holm_half_width) for label, one in pairs.items()]
     if not any(dot.half_width is not None for dot in dots):
         return
-    title = f"{column_title(column)}: minus {table.reference}"
+    reference = table.reference_title
+    title = f"{column_title(column)}: minus {reference}"
     arrows = f"; {_ARROWS}" if go_on(dots, percent=False) else ""
     better = "right" if higher_is_better(table.metric) else "left"
     yield Drawing(
         f"differences_{column_title(column)}",
-        f"{column_title(column)}: each method minus {table.reference} on equal seeds; {better} of zero is better than "
-        f"{table.reference}. Thick: 95 % interval by itself; thin: corrected for the number of differences in the "
-        f"table (Holm){arrows}.",
+        f"{column_title(column)}: each method minus {reference} on equal seeds; {better} of zero is better than "
+        f"{reference}. Thick: 95 % interval by itself; thin: corrected for the number of differences in the table "
+        f"(Holm){arrows}.",
         partial(forest_plot, dots, "percentage points", title, styles),
         "compare",
     )
@@ -208,7 +211,7 @@ def _clients(block: Block, table: Table, column: Column, styles: Looks) -> Itera
                     names.append(f"{known.get(client, f'client {client}')}, seed {run.config['seed']}")
         if values:
             worst = int(np.argmin(values))
-            rows.append((label, np.array(values), shown(f"{names[worst]}: {values[worst]:.0f} %")))
+            rows.append((table.title(label), np.array(values), shown(f"{names[worst]}: {values[worst]:.0f} %")))
     if rows:
         title = column_title(column)
         yield Drawing(
@@ -220,8 +223,8 @@ def _clients(block: Block, table: Table, column: Column, styles: Looks) -> Itera
         )
 
 
-def _per_round(block: Block, column: Column, metric: str, styles: Looks) -> Iterator[Drawing]:
-    metric, series = averaged(metric)[0], []
+def _per_round(block: Block, table: Table, column: Column, styles: Looks) -> Iterator[Drawing]:
+    metric, series = averaged(table.metric)[0], []
     for label in block.labels:
         histories = [
             curve
@@ -229,7 +232,7 @@ def _per_round(block: Block, column: Column, metric: str, styles: Looks) -> Iter
             if (curve := _curve([h for run in runs if (h := run.source.history(metric)) is not None]))
         ]
         if histories:
-            series.append(_averaged(label, histories))
+            series.append(_averaged(table.title(label), histories))
     if not any(len(line.x) > 1 for line in series):
         return
     title = column_title(column)
@@ -240,10 +243,11 @@ def _per_round(block: Block, column: Column, metric: str, styles: Looks) -> Iter
     )
 
 
-def _against_missing(block: Block, metric: str, styles: Looks) -> Iterator[Drawing]:
+def _against_missing(block: Block, table: Table, styles: Looks) -> Iterator[Drawing]:
+    metric = table.metric
     for data, noise in dict.fromkeys((data, noise) for data, noise, _ in block.columns):
         columns = [column for column in block.columns if column[:2] == (data, noise)]
-        series = _against(block, columns, 2, metric)
+        series = _against(block, table, columns, 2)
         title = column_title((data, noise, 0.0))
         if series:
             yield Drawing(
@@ -254,12 +258,13 @@ def _against_missing(block: Block, metric: str, styles: Looks) -> Iterator[Drawi
             )
 
 
-def _against_noise(block: Block, metric: str, styles: Looks) -> Iterator[Drawing]:
+def _against_noise(block: Block, table: Table, styles: Looks) -> Iterator[Drawing]:
+    metric = table.metric
     for data, missing in dict.fromkeys((data, missing) for data, _, missing in block.columns):
         columns = [c for c in block.columns if (c[0], c[2]) == (data, missing)]
         if len(columns) < 3:  # two levels are two columns of the table, not a curve
             continue
-        series = _against(block, columns, 1, metric)
+        series = _against(block, table, columns, 1)
         title = column_title((data, 0.0, missing)).replace(" s=0", "")
         if series:
             yield Drawing(
@@ -277,24 +282,26 @@ def _against_noise(block: Block, metric: str, styles: Looks) -> Iterator[Drawing
             )
 
 
-def _against(block: Block, columns: Sequence[Column], axis: int, metric: str) -> list[Series]:
+def _against(block: Block, table: Table, columns: Sequence[Column], axis: int) -> list[Series]:
     """Return one line for each method that was measured at two of the columns or more."""
     series = []
     for label in block.labels:
         points: dict[float, list[float]] = {}
         for column in columns:
-            values = seed_values(block, label, column, metric)
+            values = seed_values(block, label, column, table.metric)
             if values:
                 points[float(column[axis])] = list(values.values())
         if len(points) > 1:
             means = {x: mean_of(values) for x, values in sorted(points.items())}
             several = any(mean.std is not None for mean in means.values())
             stds = [mean.std if mean.std is not None else float("nan") for mean in means.values()]
-            series.append(Series(label, list(means), [m.mean for m in means.values()], stds if several else None))
+            series.append(
+                Series(table.title(label), list(means), [m.mean for m in means.values()], stds if several else None)
+            )
     return series
 
 
-def _graphs(block: Block, column: Column) -> Iterator[Drawing]:
+def _graphs(block: Block, table: Table, column: Column) -> Iterator[Drawing]:
     for label in reversed(block.labels):  # the proposed method first
         name = label.partition(" ")[0]
         run = next(iter(block.cell(label, column)), None)
@@ -304,7 +311,7 @@ def _graphs(block: Block, column: Column) -> Iterator[Drawing]:
         held = run.source.class_counts()
         number, weights = graph
         kind = "edge weight" if name in _LEARNED else "mixing weight"
-        title = f"{label}, {column_title(column)}, round {number}"
+        title = f"{table.title(label)}, {column_title(column)}, round {number}"
         around = plots.cluster_order(weights)
         drawn, total, _ = strongest(weights)
         edges = (
@@ -332,7 +339,7 @@ def _graphs(block: Block, column: Column) -> Iterator[Drawing]:
         )
 
 
-def _objectives(block: Block, column: Column, styles: Looks) -> Iterator[Drawing]:
+def _objectives(block: Block, table: Table, column: Column, styles: Looks) -> Iterator[Drawing]:
     series, seeds = [], {}
     for label in block.labels:
         for run in block.cell(label, column)[:1]:
@@ -340,8 +347,8 @@ def _objectives(block: Block, column: Column, styles: Looks) -> Iterator[Drawing
             if isinstance(trace, list) and len(trace) > 1:
                 values = [float("nan") if value is None else float(value) for value in trace]
                 at = run.summary["aggregation"].get("objective_at") or range(len(trace))
-                series.append(Series(label, list(at), values))
-                seeds[label] = f"seed {shown(run.config['seed'])}"
+                series.append(Series(table.title(label), list(at), values))
+                seeds[table.title(label)] = f"seed {shown(run.config['seed'])}"
     if series:
         title = column_title(column)
         alike = len(set(seeds.values())) == 1

@@ -59,7 +59,7 @@ class Grid:
 def main_grid(table: Table) -> Grid:
     """Return means over seeds, the paper's numbers, and the clients served worst."""
     groups = []
-    rows = [[Cell(label, kind="label")] for label in table.rows]
+    rows = [[Cell(table.title(label), kind="label")] for label in table.rows]
     unit = f" ({table.unit})" if table.unit else ""
     form = number_form(table.unit)
     for column in table.columns:
@@ -86,7 +86,7 @@ def main_grid(table: Table) -> Grid:
 def paired_grid(table: Table) -> Grid:
     """Return the differences to the reference, each interval by itself and corrected for their number."""
     unit = "percentage points" if table.unit else "the metric's unit"
-    caption = f"{_method(table.reference)} subtracted from each method on equal seeds, in {unit}: mean difference with "
+    caption = f"{table.reference_title} subtracted from each method on equal seeds, in {unit}: mean difference with "
     several = any(entry.pair is not None and entry.pair.half_width is not None for entry in table.entries.values())
     caption += (
         "its 95 % confidence interval (Student's t) and the number of seeds, then the interval corrected for the "
@@ -100,7 +100,7 @@ def paired_grid(table: Table) -> Grid:
     for label in table.rows:
         if label == table.reference:
             continue
-        row = [Cell(label, kind="label")]
+        row = [Cell(table.title(label), kind="label")]
         for column in table.columns:
             entry = table.entries.get((label, column))
             row += _pair(None if entry is None else entry.pair, number_form(table.unit))[: len(headings)]
@@ -109,11 +109,7 @@ def paired_grid(table: Table) -> Grid:
         one.n > 1 and one.half_width is None for entry in table.entries.values() if (one := entry.pair) is not None
     )
     notes = ["without an interval: the same difference on every seed tells nothing of chance"] if same else []
-    return Grid(caption, groups, rows, notes, "differences", corner=f"method minus {_method(table.reference)}")
-
-
-def _method(label: str | None) -> str:
-    return label or "nothing"
+    return Grid(caption, groups, rows, notes, "differences", corner=f"method minus {table.reference_title}")
 
 
 def _value(entry: Entry | None, form: str) -> Cell:
@@ -275,7 +271,7 @@ def csv_text(tables: Sequence[Table]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(
-        ["table", "metric", "method", "data", "noise", "missing_rate", "seeds", "mean", "std", "leads", "best",
+        ["table", "metric", "method", "title", "data", "noise", "missing_rate", "seeds", "mean", "std", "leads", "best",
          "remarks", "paper", "difference_to_paper", "worst_client", "worst_decile", "reference",
          "method_minus_reference", "ci95_low", "ci95_high", "holm_low", "holm_high", "p", "paired_seeds", "protocol"]
     )  # fmt: skip
@@ -287,8 +283,8 @@ def csv_text(tables: Sequence[Table]) -> str:
                 differences = [pair.mean, *ends(pair, pair.half_width), *ends(pair, pair.holm_half_width), pair.p]
             met = "; ".join(table.remarks[place] for place in entry.marks)
             writer.writerow(
-                [number, table.metric, label, *column, mean.n, repr(mean.mean), exact(mean.std), int(entry.leads),
-                 int(entry.best), met, exact(entry.paper), exact(_minus(entry, entry.paper)),
+                [number, table.metric, label, table.title(label), *column, mean.n, repr(mean.mean), exact(mean.std),
+                 int(entry.leads), int(entry.best), met, exact(entry.paper), exact(_minus(entry, entry.paper)),
                  *(exact(None if one is None else one.mean) for one in (entry.worst, entry.decile)),
                  "" if pair is None else table.reference, *map(exact, differences),
                  "" if pair is None else pair.n, "; ".join(table.protocol)]

@@ -18,6 +18,7 @@ from markupsafe import Markup
 from jgesr_lightning.arguments import CommandParser, first_line
 from jgesr_lightning.paths import PathError, user_file
 from jgesr_lightning.reporting import plots
+from jgesr_lightning.reporting.collection import titles
 from jgesr_lightning.reporting.diagnostics import diagnostics
 from jgesr_lightning.reporting.figures import Drawing, draw_block, looks_of, map_drawings, unique
 from jgesr_lightning.reporting.map_grids import panel_grid, standings_grid
@@ -48,7 +49,7 @@ def page(found: Findings, target: Path) -> str:
     runs = found.collection.runs
     pictures = _Pictures(int(LIMIT * (1 - _FOR_RUNS)) - 600 * len(runs))
     taken: set[str] = set()
-    styles = looks_of(runs)
+    styles = looks_of(runs, titles(runs, found.collection.names))
     sections = []
     plane = map_of(runs, found.metric, names=found.collection.names) if in_percent(found.metric) else None
     has_map = plane is not None and plane.is_plane

@@ -11,7 +11,7 @@ from typing import Any
 from jgesr_lightning.checks import nearest
 from jgesr_lightning.config import ConfigError
 from jgesr_lightning.identity import number_text, rounded
-from jgesr_lightning.reporting.collection import Collection, collect
+from jgesr_lightning.reporting.collection import Collection, collect, titles
 from jgesr_lightning.reporting.paper import departures, different, is_papers, paper_value
 from jgesr_lightning.reporting.runs import USED_BY, Block, Column, Run, blocks, method_rank
 from jgesr_lightning.reporting.sources import averaged
@@ -88,6 +88,7 @@ class Table:
         remarks: what the marks stand for, one sentence an item.
         against_leader: column -> method -> the leading method minus that one.
         paper_heading: heading of the paper's numbers, which says where they are for more data.
+        titles: label -> what its row is called, where that is not the label.
     """
 
     protocol: list[str]
@@ -100,6 +101,16 @@ class Table:
     remarks: list[str] = field(default_factory=list)
     against_leader: dict[Column, dict[str, Difference]] = field(default_factory=dict)
     paper_heading: str = "paper"
+    titles: Mapping[str, str] = field(default_factory=dict)
+
+    def title(self, label: str) -> str:
+        """Return what the row of a method is called."""
+        return self.titles.get(label, label)
+
+    @property
+    def reference_title(self) -> str:
+        """What the row of the reference is called."""
+        return "nothing" if self.reference is None else self.title(self.reference)
 
     @property
     def has_pairs(self) -> bool:
@@ -116,7 +127,9 @@ class Table:
 Values = Mapping[tuple[str, Column], dict[Hashable, float]]
 
 
-def build(block: Block, metric: str = METRIC, reference: str | None = None) -> Table:
+def build(
+    block: Block, metric: str = METRIC, reference: str | None = None, called: Mapping[str, str] | None = None
+) -> Table:
     """Return the table of a block of runs for a metric of the last round.
 
     Args:
@@ -124,6 +137,7 @@ def build(block: Block, metric: str = METRIC, reference: str | None = None) -> T
         metric: its name in the summaries; behind it "@N" for the mean over the last N evaluations.
         reference: label of the method that the others are compared with; None, or one without runs here: jgesr, or
             else the first row.
+        called: label -> what its row is called, where that is not the label.
     """
     scale = 100.0 if in_percent(metric) else 1.0
     values = _values(block, metric, scale)
@@ -167,9 +181,12 @@ def build(block: Block, metric: str = METRIC, reference: str | None = None) -> T
                 marks=kinds.get((label, column), ()),
             )
     unit = "%" if scale == 100 else ""
-    protocol = _protocol(block, metric)
+    called = {label: title for label, title in (called or {}).items() if label in labels}
+    protocol = _protocol(block, metric, called)
     heading = "paper, all data" if departures(shared) else "paper"
-    return Table(protocol, labels, block.columns, entries, unit, metric, reference, remarks, against_leader, heading)
+    return Table(
+        protocol, labels, block.columns, entries, unit, metric, reference, remarks, against_leader, heading, called
+    )
 
 
 def _values(block: Block, metric: str, scale: float) -> Values:
@@ -306,7 +323,7 @@ def when(metric: str) -> str:
     return f"as mean over the last {count} evaluations" if count > 1 else "after the last round"
 
 
-def _protocol(block: Block, metric: str) -> list[str]:
+def _protocol(block: Block, metric: str, called: Mapping[str, str]) -> list[str]:
     runs = block.runs
     shared = runs[0].protocol
     lasts = sorted({run.summary["last"]["round"] for run in runs})
@@ -318,10 +335,12 @@ def _protocol(block: Block, metric: str) -> list[str]:
         f"{describe(metric)} ({metric}), {when(metric)} ({rounds} of {shared.get('rounds')}), never the best one",
         f"mean ± sample standard deviation over seeds, number of seeds in brackets ({_span(counts)}){bold}",
     ]
+    if called:
+        lines.append(f"called as in the study's file: {told(called)}")
     if {"jgesr", "two_step"} & set(block.labels):
         lines.append("jgesr and two_step weigh fidelity as the paper prints it (shares) unless the row says otherwise")
     lines.append(protocol_text(shared))
-    if terms := _client_terms(runs):
+    if terms := _client_terms(runs, called):
         lines.append(f"added to the clients' loss: {terms}")
     comparable = any(paper_value(label, column) for label in block.labels for column in block.columns)
     if comparable and (changed := departures(shared)):
@@ -332,12 +351,17 @@ def _protocol(block: Block, metric: str) -> list[str]:
     return [shown(line, 2000) for line in lines if line]
 
 
-def _client_terms(runs: Sequence[Run]) -> str:
+def told(called: Mapping[str, str]) -> str:
+    """Return what methods are called by, each with its label."""
+    return "; ".join(f"{called[label]}: {label}" for label in sorted(called, key=method_rank))
+
+
+def _client_terms(runs: Sequence[Run], called: Mapping[str, str]) -> str:
     """Return what methods add to their clients' loss, where the summaries say so."""
-    told = {run.label: run.summary.get("client_terms") for run in runs}
+    added = {run.label: run.summary.get("client_terms") for run in runs}
     return "; ".join(
-        f"{label}: {', '.join(map(str, terms))}"
-        for label, terms in sorted(told.items(), key=lambda item: method_rank(item[0]))
+        f"{called.get(label, label)}: {', '.join(map(str, terms))}"
+        for label, terms in sorted(added.items(), key=lambda item: method_rank(item[0]))
         if isinstance(terms, list) and terms
     )
 
@@ -437,7 +461,8 @@ def tables_of(
     if reference is not None:
         reference = collection.label_of(reference)
     reference = reference or next((label for label in collection.order if label in labels), None)
-    tables = [build(block, metric, reference) for block in blocks(collection.runs)]
+    called = titles(collection.runs, collection.names)
+    tables = [build(block, metric, reference, called) for block in blocks(collection.runs)]
     return Findings(tables, collection, metric, reference)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from jgesr_lightning.reporting.render import interval_text, number_form
 from jgesr_lightning.reporting.runs import Column
 from jgesr_lightning.reporting.statistics import Difference
-from jgesr_lightning.reporting.tables import Table, clear_lead, column_title, describe, mark_text, when
+from jgesr_lightning.reporting.tables import Entry, Table, clear_lead, column_title, describe, mark_text, when
 
 _NAMED = 5  # methods level with the best that are named, the nearest
 
@@ -22,7 +22,7 @@ def reading(table: Table, settings: str) -> str:
     unit = "percentage points" if table.unit else "the metric's unit"
     apart = (
         " Those of the tables are corrected for the number of differences there, all of them to "
-        f"{table.reference}, and may be wider or narrower."
+        f"{table.reference_title}, and may be wider or narrower."
     )
     return (
         f"This is {describe(table.metric)} ({table.metric}), {when(table.metric)}; {settings}. Differences are in "
@@ -32,17 +32,19 @@ def reading(table: Table, settings: str) -> str:
 
 
 def _column(table: Table, column: Column) -> str:
-    entries = {label: table.entries[label, column] for label in table.rows if (label, column) in table.entries}
+    entries = {
+        table.title(label): table.entries[label, column] for label in table.rows if (label, column) in table.entries
+    }
     if not entries:
         return ""
     where, form = column_title(column), number_form(table.unit)
     if len(entries) == 1:
         label, entry = next(iter(entries.items()))
-        return f"{where}: {label} alone was run, with {_value(table, label, column)} over {_seeds(entry.value.n)}."
+        return f"{where}: {label} alone was run, with {_value(table, entry)} over {_seeds(entry.value.n)}."
     leaders = [label for label, entry in entries.items() if entry.leads]
     if not leaders:  # of a cosine, say, neither more nor less is better
         return ""
-    ahead = table.against_leader.get(column, {})
+    ahead = {table.title(label): one for label, one in table.against_leader.get(column, {}).items()}
     first = leaders[0]
     rest = {label: one for label, one in ahead.items() if label not in leaders}
     clear = {label: one for label, one in rest.items() if clear_lead(one, table.metric)}
@@ -52,7 +54,7 @@ def _column(table: Table, column: Column) -> str:
     names = _listed(leaders)
     it, same, of = ("It", "it", "") if len(leaders) == 1 else (first, first, f" of {first}")
     sentences = [
-        f"{where}: {names} {'has' if len(leaders) == 1 else 'have'} the best mean, {_value(table, first, column)}"
+        f"{where}: {names} {'has' if len(leaders) == 1 else 'have'} the best mean, {_value(table, entries[first])}"
     ]
     sentences[0] += f" over {_seeds(entries[first].value.n)}"
     if len(leaders) > 1 and rest:  # intervals are of one method minus another, not of two
@@ -105,8 +107,7 @@ def _lead(one: Difference, form: str) -> str:
     return f"{one.mean:+{form}} {interval_text(one.mean, one.holm_half_width, form)}"
 
 
-def _value(table: Table, label: str, column: Column) -> str:
-    entry = table.entries[label, column]
+def _value(table: Table, entry: Entry) -> str:
     return f"{entry.value.mean:{number_form(table.unit)}}{' %' if table.unit else ''}{mark_text(entry.marks)}"
 
 

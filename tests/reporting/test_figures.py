@@ -12,7 +12,7 @@ from jgesr_lightning.reporting.collection import collect
 from jgesr_lightning.reporting.comparisons import Dot, dot_plot, forest_plot, go_on
 from jgesr_lightning.reporting.figures import draw, main
 from jgesr_lightning.reporting.network import graph_network
-from tests.reporting.synthetic import PAPERS, built, make_run
+from tests.reporting.synthetic import PAPERS, built, make_run, named_study
 
 
 def names(root, metric="accuracy/received"):
@@ -268,7 +268,7 @@ def test_the_reference_may_be_named_as_the_study_does(tmp_path, capsys, monkeypa
     for (name, method), seed in itertools.product((("mean", "fedavg"), ("jgesr", "jgesr")), (0, 1)):
         make_run(tmp_path, f"mnist_s0.1_{name}_seed{seed}", 0.5 + 0.1 * seed, method=method, seed=seed)
     assert main([str(tmp_path), "--reference", "mean", "--only", "differences_*"]) == 0
-    assert capsys.readouterr().out == "mnist s=0.1: minus fedavg\n"
+    assert capsys.readouterr().out == "mnist s=0.1: minus mean\n"
 
 
 def test_only_the_figures_asked_for_are_drawn(tmp_path, capsys):
@@ -289,3 +289,27 @@ def test_of_a_dense_network_the_strongest_edges_are_drawn_and_the_picture_says_s
     share = heaviest[:60].sum() / heaviest.sum()
     assert axes.texts[0].get_text() == f"the 60 strongest of 190 edges: {share:.0%} of the weight"
     assert not any("strongest" in text.get_text() for text in graph_network([[0, 1], [1, 0]]).axes[0].texts)
+
+
+def test_figures_call_methods_as_the_study_does_and_keep_their_looks(tmp_path):
+    named_study(tmp_path / "runs")
+    for folder in (tmp_path / "runs").iterdir():
+        if folder.is_dir():
+            path = folder / "summary.json"
+            path.write_text(json.dumps(json.loads(path.read_text()) | {"clients": {"accuracy/received": [0.5, 0.9]}}))
+    collection = collect([tmp_path / "runs"])
+    found = {drawing.name: drawing for drawing in draw(collection.runs, names=collection.names)}
+    called = {"my method", "ours", "jgesr (uniform)"}
+    curves = found["rounds_mnist_s_0.1"].figure.axes[0].get_lines()
+    colours = {line.get_label(): line.get_color() for line in curves}
+    assert colours.keys() == called and colours["my method"] == plots.STYLES["fedavg"][0]
+    for kind in ("means", "clients"):
+        axes = found[f"{kind}_mnist_s_0.1"].figure.axes[0]
+        assert {tick.get_text() for tick in axes.get_yticklabels()} == called
+    assert "minus jgesr (uniform)" not in found["differences_mnist_s_0.1"].caption
+    assert found["graph_TrimMom_momentum_0.5_mnist_s_0.1"].caption.startswith("ours, mnist s=0.1, round 2")
+    objective = found["objective_mnist_s_0.1"].figure.axes[0]
+    assert {line.get_label() for line in objective.get_lines()} == called
+    assert report.main([str(tmp_path / "runs")]) == 0
+    page = (tmp_path / "runs" / "report.html").read_text(encoding="utf-8")
+    assert re.search(r"<text[^>]*>ours<", page) and "ours: TrimMom (momentum=0.5)" in page

@@ -17,7 +17,7 @@ from jgesr_lightning.reporting.store import store
 from jgesr_lightning.reporting.table import main
 from jgesr_lightning.reporting.tables import describe, protocol_text, tables_of
 from jgesr_lightning.study import load_study
-from tests.reporting.synthetic import PAPERS, built, make_run
+from tests.reporting.synthetic import PAPERS, built, make_run, named_study
 
 
 def study(root, **settings):
@@ -690,3 +690,32 @@ def test_what_methods_add_to_the_clients_loss_is_said(tmp_path):
         change(tmp_path / f"jgesr_{seed}", client_terms=["Proximal(mu=1)"])
     (table,), _ = built([tmp_path])
     assert "added to the clients' loss: jgesr: Proximal(mu=1)" in table.protocol
+
+
+def test_rows_are_called_as_the_study_calls_its_methods(tmp_path):
+    named_study(tmp_path / "runs")
+    store(built([tmp_path / "runs"])[1], tmp_path / "results.json")
+    for place in ("runs", "results.json"):
+        (table,), _ = built([tmp_path / place])
+        assert table.rows == ["fedavg", "TrimMom (momentum=0.5)", "jgesr (uniform)"]
+        text = markdown(table)
+        means = [cells(text, label)[0][0] for label in ("my method", "ours", "jgesr (uniform)")]
+        assert means == ["86.00 ± 1.41 (2)", "80.50 ± 0.71 (2)", "91.50 ± 2.12 (2)"]
+        assert "ours subtracted from each method" in text and cells(text, "method minus ours")
+        line = "called as in the study's file: my method: fedavg; ours: TrimMom (momentum=0.5)"
+        assert line in table.protocol and text.count("TrimMom") == 1
+        tex = latex(table)
+        assert "\nours & 80.50" in tex and f"% {line}\n" in tex and tex.count("TrimMom") == 1
+        rows = csv.DictReader(io.StringIO(csv_text([table])))
+        assert [row["title"] for row in rows] == ["my method", "ours", "jgesr (uniform)"]
+        (told,) = words.summary(table)
+        assert "ours" in told and "my method" in told and "TrimMom" not in told
+
+
+def test_a_name_that_is_another_methods_label_stands_for_neither(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "study.yaml").write_text("methods: {fedavg: {name: local}}\n")
+    make_run(tmp_path / "a", "mnist_s0.1_fedavg_seed0", 0.5, method="local")
+    make_run(tmp_path, "b", 0.9, method="fedavg")
+    (table,), _ = built([tmp_path])
+    assert [cells(markdown(table), label)[0] for label in ("local", "fedavg")] == [["50.00 (1)"], ["90.00 (1)"]]
