@@ -86,13 +86,16 @@ def main_grid(table: Table) -> Grid:
 def paired_grid(table: Table) -> Grid:
     """Return the differences to the reference, each interval by itself and corrected for their number."""
     unit = "percentage points" if table.unit else "the metric's unit"
-    caption = f"{table.reference_title} subtracted from each method on equal seeds, in {unit}: mean difference with "
-    several = any(entry.pair is not None and entry.pair.half_width is not None for entry in table.entries.values())
+    pairs = [entry.pair for entry in table.entries.values() if entry.pair is not None]
+    several = any(pair.half_width is not None for pair in pairs)
+    counts = {pair.n for pair in pairs}
+    each = f" ({counts.pop()} each)" if len(counts) == 1 else ", their number in brackets"
+    caption = f"{table.reference_title} subtracted from each method on equal seeds{each}, in {unit}: mean difference"
     caption += (
-        "its 95 % confidence interval (Student's t) and the number of seeds, then the interval corrected for the "
-        "number of differences in the table (Holm); * marks intervals that leave out zero"
+        " with its 95 % confidence interval (Student's t), then the interval corrected for the number of differences "
+        "in the table (Holm); * marks intervals that leave out zero"
         if several
-        else "the number of seeds; one seed has no interval"
+        else "; one seed has no interval"
     )
     headings = ["difference", "corrected"] if several else ["difference"]
     groups = [(column_title(column), headings) for column in table.columns]
@@ -105,9 +108,7 @@ def paired_grid(table: Table) -> Grid:
             entry = table.entries.get((label, column))
             row += _pair(None if entry is None else entry.pair, number_form(table.unit))[: len(headings)]
         rows.append(row)
-    same = any(
-        one.n > 1 and one.half_width is None for entry in table.entries.values() if (one := entry.pair) is not None
-    )
+    same = any(pair.n > 1 and pair.half_width is None for pair in pairs)
     notes = ["without an interval: the same difference on every seed tells nothing of chance"] if same else []
     return Grid(caption, groups, rows, notes, "differences", corner=f"method minus {table.reference_title}")
 
@@ -234,6 +235,7 @@ def latex(table: Table, number: int = 1) -> str:
 def latex_grid(grid: Grid, number: int = 1) -> list[str]:
     """Return the lines of one grid as LaTeX; `number` tells it from others of its name."""
     widths = [len(headings) for _, headings in grid.groups]
+    counted = len({cell.beside.partition("(")[2] for row in grid.rows for cell in row} - {""}) > 1
     lines = [r"\begin{table}", r"\centering", rf"\caption{{{tex_text(grid.caption)}.}}"]
     lines += [rf"\label{{tab:{grid.label}-{number}}}", rf"\begin{{tabular}}{{l{'r' * sum(widths)}}}", r"\toprule"]
     if any(title for title, _ in grid.groups):
@@ -243,7 +245,7 @@ def latex_grid(grid: Grid, number: int = 1) -> list[str]:
         lines.append("".join(rf"\cmidrule(lr){{{end - w + 1}-{end}}}" for end, w in zip(ends, widths, strict=True)))
     corner = "" if any(title for title, _ in grid.groups) else tex_text(grid.corner)
     lines.append(_tex_row([corner, *(tex_text(name) for _, names in grid.groups for name in names)]))
-    lines += [r"\midrule", *(_tex_row([_tex_cell(cell) for cell in row]) for row in grid.rows)]
+    lines += [r"\midrule", *(_tex_row([_tex_cell(cell, counted) for cell in row]) for row in grid.rows)]
     lines += [r"\bottomrule", r"\end{tabular}"]
     lines += [rf"\par\smallskip {{\footnotesize {tex_text(line)}\par}}" for line in grid.footnotes]
     return [*lines, r"\end{table}", ""]
@@ -253,12 +255,15 @@ def _tex_row(cells: Sequence[str]) -> str:
     return f"{' & '.join(cells)} \\\\"
 
 
-def _tex_cell(cell: Cell) -> str:
+def _tex_cell(cell: Cell, counted: bool) -> str:
+    """Return a cell with its marks, and its number of seeds where `counted`: else the caption has it."""
     if cell.kind == "label":  # the \\ of the row above would take a bracket or an asterisk for its argument
         return ("{}" if cell.text[:1] in ("[", "*") else "") + tex_text(cell.text)
-    marks = cell.beside.partition("(")[0].strip()
+    marks, bracket, count = cell.beside.strip().partition("(")
+    marks, count = marks.strip(), f" ({count}" if counted and bracket else ""
     text = tex_text(cell.text) if cell.kind == "words" else tex_number(cell.text)
-    return (rf"\textbf{{{text}}}" if cell.bold else text) + (rf"\textsuperscript{{{tex_text(marks)}}}" if marks else "")
+    raised = rf"\textsuperscript{{{tex_text(marks)}}}" if marks else ""
+    return (rf"\textbf{{{text}}}" if cell.bold else text) + raised + count
 
 
 def tex_number(text: str) -> str:

@@ -121,7 +121,8 @@ class Table:
     def caption(self) -> str:
         """What the table shows, in one sentence."""
         unit = ", in percent" if self.unit else ""
-        return f"{_capital(describe(self.metric))} ({self.metric}) {when(self.metric)}{unit}: mean over seeds"
+        seeds = over_seeds(entry.value.n for entry in self.entries.values())
+        return f"{_capital(describe(self.metric))} ({self.metric}) {when(self.metric)}{unit}: {seeds}"
 
 
 Values = Mapping[tuple[str, Column], dict[Hashable, float]]
@@ -333,7 +334,7 @@ def _protocol(block: Block, metric: str, called: Mapping[str, str]) -> list[str]
     bold = "" if higher_is_better(metric) is None else f"{bold} (Holm)"
     lines = [
         f"{describe(metric)} ({metric}), {when(metric)} ({rounds} of {shared.get('rounds')}), never the best one",
-        f"mean ± sample standard deviation over seeds, number of seeds in brackets ({_span(counts)}){bold}",
+        f"{over_seeds(counts)}{f' ({_span(counts)})' if len(counts) > 1 else ''}{bold}",
     ]
     if called:
         lines.append(f"called as in the study's file: {told(called)}")
@@ -376,6 +377,26 @@ def protocol_text(shared: Mapping[str, Any]) -> str:
     return ", ".join(
         f"{word} {shared[key]}" for key, word in SETTING_WORDS.items() if key in shared and key not in unused
     )
+
+
+def over_seeds(counts: Iterable[int]) -> str:
+    """Return over how many seeds cells are means, with their deviation; or, where that differs, that they say it.
+
+    >>> over_seeds([3, 3]), over_seeds([1])
+    ('mean ± sample standard deviation over 3 seeds', 'one seed')
+    >>> over_seeds([2, 3])
+    'mean ± sample standard deviation over seeds, their number in brackets'
+    """
+    found = set(counts)
+    if found == {1}:
+        return seeds_text(1)
+    seeds = seeds_text(*found) if len(found) == 1 else "seeds, their number in brackets"
+    return f"mean ± sample standard deviation over {seeds}"
+
+
+def seeds_text(count: int) -> str:
+    """Return a number of seeds in words."""
+    return "one seed" if count == 1 else f"{count} seeds"
 
 
 def _span(counts: Sequence[int]) -> str:

@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from jgesr_lightning.reporting.render import interval_text, number_form
 from jgesr_lightning.reporting.runs import Column
 from jgesr_lightning.reporting.statistics import Difference
-from jgesr_lightning.reporting.tables import Entry, Table, clear_lead, column_title, describe, mark_text, when
+from jgesr_lightning.reporting.tables import (
+    Entry,
+    Table,
+    clear_lead,
+    column_title,
+    describe,
+    mark_text,
+    seeds_text,
+    when,
+)
 
 _NAMED = 5  # methods level with the best that are named, the nearest
 
@@ -40,7 +49,7 @@ def _column(table: Table, column: Column) -> str:
     where, form = column_title(column), number_form(table.unit)
     if len(entries) == 1:
         label, entry = next(iter(entries.items()))
-        return f"{where}: {label} alone was run, with {_value(table, entry)} over {_seeds(entry.value.n)}."
+        return f"{where}: {label} alone was run, with {_value(table, entry)} over {seeds_text(entry.value.n)}."
     leaders = [label for label, entry in entries.items() if entry.leads]
     if not leaders:  # of a cosine, say, neither more nor less is better
         return ""
@@ -56,7 +65,7 @@ def _column(table: Table, column: Column) -> str:
     sentences = [
         f"{where}: {names} {'has' if len(leaders) == 1 else 'have'} the best mean, {_value(table, entries[first])}"
     ]
-    sentences[0] += f" over {_seeds(entries[first].value.n)}"
+    sentences[0] += f" over {seeds_text(entries[first].value.n)}"
     if len(leaders) > 1 and rest:  # intervals are of one method minus another, not of two
         sentences.append(f"The others are compared with {first}, the first of these")
     apart = [label for label in unknown if rest[label].n == 0]
@@ -109,10 +118,6 @@ def _lead(one: Difference, form: str) -> str:
 
 def _value(table: Table, entry: Entry) -> str:
     return f"{entry.value.mean:{number_form(table.unit)}}{' %' if table.unit else ''}{mark_text(entry.marks)}"
-
-
-def _seeds(count: int) -> str:
-    return "one seed" if count == 1 else f"{count} seeds"
 
 
 def _listed(names: Sequence[str]) -> str:

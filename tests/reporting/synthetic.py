@@ -74,7 +74,7 @@ def named_study(root):
         "jgesr_uniform": {"method": "jgesr", "fidelity": "uniform"},
     }
     root.mkdir()
-    (root / "study.yaml").write_text(json.dumps({"methods": dict.fromkeys(methods, {})}))
+    (root / "study.yaml").write_text(json.dumps({"methods": {name: {} for name in methods}}))
     for place, (name, settings) in enumerate(methods.items()):
         for seed in range(2):
             accuracy = 0.8 + place / 20 + seed * (place + 1) / 100

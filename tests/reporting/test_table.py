@@ -50,7 +50,14 @@ def test_protocol_stands_above_the_table(tmp_path):
     (table,), _ = built([tmp_path])
     text = markdown(table)
     above = text[: text.index("| method")]
-    for word in ("model each client receives", "plain mean", "last round (2 of 2)", "(3)", "shares", "batch size 32"):
+    for word in (
+        "model each client receives",
+        "plain mean",
+        "last round (2 of 2)",
+        "over 3 seeds",
+        "shares",
+        "batch size 32",
+    ):
         assert word in above
 
 
@@ -115,7 +122,7 @@ def test_what_holds_for_several_tables_is_said_once(tmp_path):
             make_run(tmp_path, f"{method}_{rounds}", 0.9, method=method, rounds=rounds)
     tables, collection = built([tmp_path])
     text = all_markdown(tables, collection.notes)
-    assert text.count("Dirichlet kappa 0.05") == text.count("mean over seeds:") == text.count("subtracted from") == 1
+    assert text.count("Dirichlet kappa 0.05") == text.count(": one seed:") == text.count("subtracted from") == 1
     assert [text.count(f"differs from the others in rounds={rounds}") for rounds in (2, 3)] == [1, 1]
     assert text.index("**Table 1**") < text.index("subtracted from") < text.index("**Table 2**")
     assert len(cells(text, "method minus local")) == 2
@@ -189,7 +196,7 @@ def test_of_a_metric_without_a_good_direction_nothing_leads(tmp_path):
     (table,), _ = built([tmp_path], "updates/cosine")
     assert not any(entry.leads or entry.best for entry in table.entries.values())
     text = markdown(table)
-    assert "**" not in text and "bold" not in text and "number of seeds in brackets (3)" in text
+    assert "**" not in text and "bold" not in text and "deviation over 3 seeds" in text
     assert cells(text, "cfl")[0] == ["0.8333 ± 0.05774 (3)"]
     assert words.summary(table) == []
 
@@ -471,6 +478,28 @@ def test_latex_is_balanced_and_escaped(tmp_path):
     rows = body[1 : 1 + 1 + len(table.rows)]
     assert text.count(r"\toprule") == text.count(r"\bottomrule") == 2
     assert all(row.count(" & ") == len(first) - 1 for row in rows)
+
+
+def test_latex_says_how_many_seeds_once_or_where_they_differ(tmp_path):
+    study(tmp_path)
+    (table,), _ = built([tmp_path])
+    text = latex(table)
+    captions = re.findall(r"\\caption\{(.*)\}", text)
+    assert captions[0].endswith(r"in percent: mean $\pm$ sample standard deviation over 3 seeds.")
+    assert captions[1].startswith("jgesr subtracted from each method on equal seeds (3 each), in")
+    assert "fedavg & 91.00 $\\pm$ 1.00 \\" in text and "(3) \\" not in text
+    make_run(tmp_path, "more", 0.93, method="fedavg", seed=3)
+    change(tmp_path / "jgesr_0", remarks=[{"kind": "diverged", "rounds": [2], "text": "J rose"}])
+    for seed in (0, 1):
+        make_run(tmp_path, f"cfl{seed}", 0.5 + seed / 100, method="cfl", seed=seed)
+    (table,), _ = built([tmp_path])
+    text = latex(table)
+    captions = re.findall(r"\\caption\{(.*)\}", text)
+    assert captions[0].endswith("over seeds, their number in brackets.") and "their number in brackets" in captions[1]
+    assert "fedavg & 91.50 $\\pm$ 1.29 (4) \\" in text
+    assert r"95.83 $\pm$ 1.04}\textsuperscript{\textdagger{}} (3) " in text
+    assert re.search(r"fedavg & .*\] \* \(3\) &", text)
+    assert "over seeds, their number in brackets (2 to 4); bold" in text
 
 
 def test_command_prints_writes_and_fails_clearly(tmp_path, capsys):
