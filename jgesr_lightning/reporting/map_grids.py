@@ -8,7 +8,17 @@ from collections.abc import Sequence
 
 from jgesr_lightning.reporting.map_plot import stars
 from jgesr_lightning.reporting.maps import GAIN, TOLERANCE, Map, Panel, Spot, text, words
-from jgesr_lightning.reporting.render import ABSENT, Cell, Grid, ends, exact, interval_text, latex_grid, markdown_grid
+from jgesr_lightning.reporting.render import (
+    ABSENT,
+    PREAMBLE,
+    Cell,
+    Grid,
+    ends,
+    exact,
+    interval_text,
+    latex_grid,
+    markdown_grid,
+)
 from jgesr_lightning.reporting.statistics import Difference
 from jgesr_lightning.reporting.tables import describe, when
 
@@ -92,7 +102,8 @@ def markdown(found: Map) -> str:
 
 def latex(found: Map) -> str:
     """Return all grids as LaTeX."""
-    return "\n".join(line for number, grid in enumerate(grids(found)) for line in latex_grid(grid, number))
+    lines = [line for number, grid in enumerate(grids(found)) for line in latex_grid(grid, number)]
+    return "\n".join([PREAMBLE, *lines])
 
 
 def csv_text(found: Map) -> str:

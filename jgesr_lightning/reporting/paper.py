@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jgesr_lightning.reporting.runs import Column
+from jgesr_lightning.reporting.text import part
 
 _COLUMNS: tuple[Column, ...] = (
     ("mnist", 0.1, 0.0),
@@ -58,7 +59,7 @@ def is_papers(settings: Mapping[str, Any]) -> bool:
 def departures(settings: Mapping[str, Any]) -> list[str]:
     """Return where a table's shared settings are not the paper's, such as ``data.fraction 0.1 (paper: 1.0)``."""
     return [
-        f"{key} {settings[key]} (paper: {_UNSET.get(key, 'none') if paper is None else paper})"
+        f"{key} {part(settings[key])} (paper: {_UNSET.get(key, 'none') if paper is None else paper})"
         for key, paper in different(settings).items()
     ]
 

@@ -16,6 +16,7 @@ from jgesr_lightning.reporting.tables import Entry, Table, column_title, mark_te
 from jgesr_lightning.reporting.text import markdown_text, shown, tex_text
 
 ABSENT = "\u2013"
+PREAMBLE = r"% needs \usepackage{booktabs}"
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,9 @@ def main_grid(table: Table) -> Grid:
     rows = [[Cell(table.title(label), kind="label")] for label in table.rows]
     unit = f" ({table.unit})" if table.unit else ""
     form = number_form(table.unit)
+    beside = [("worst client", "worst"), ("worst decile", "decile")]
+    if all(entry.worst == entry.decile for entry in table.entries.values()):  # as it is of up to ten clients
+        beside.pop()
     for column in table.columns:
         entries = [table.entries.get((label, column)) for label in table.rows]
         headings = [f"measured{unit}"]
@@ -71,7 +75,7 @@ def main_grid(table: Table) -> Grid:
             for entry, line in zip(entries, cells, strict=True):
                 paper = None if entry is None else entry.paper
                 line += [_beside(paper, ".2f"), _beside(_minus(entry, paper), "+.2f")]
-        for heading, name in (("worst client", "worst"), ("worst decile", "decile")):
+        for heading, name in beside:
             found: list[Mean | None] = [None if entry is None else getattr(entry, name) for entry in entries]
             if any(found):
                 headings.append(heading)
@@ -319,4 +323,4 @@ def all_markdown(tables: Sequence[Table], notes: Sequence[str]) -> str:
 def all_latex(tables: Sequence[Table], notes: Sequence[str]) -> str:
     """Return tables as LaTeX, the notes as comments."""
     text = "\n".join(latex(table, number) for number, table in enumerate(tables, 1))
-    return text + "".join(f"% {shown(note, 2000)}\n" for note in notes)
+    return f"{PREAMBLE}\n{text}" + "".join(f"% {shown(note, 2000)}\n" for note in notes)

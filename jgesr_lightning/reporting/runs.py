@@ -13,7 +13,7 @@ from jgesr_lightning.config import completed
 from jgesr_lightning.identity import CELL, condition, digest, flatten, method_label, protocol, rounded, seed_of
 from jgesr_lightning.names import is_builtin
 from jgesr_lightning.reporting.sources import UNREADABLE, Source, averaged
-from jgesr_lightning.reporting.text import shown
+from jgesr_lightning.reporting.text import part, shown
 
 SCHEMA = 1
 EVALUATED = "accuracy/received"
@@ -230,8 +230,10 @@ def blocks(runs: Sequence[Run]) -> list[Block]:
     protocols = [members[0].protocol for members in groups.values()]
     keys = {key for values in protocols for key in values}
     varying = sorted(key for key in keys if len({repr(values.get(key)) for values in protocols}) > 1)
+    held = {key: {str(values.get(key)) for values in protocols} for key in varying}
+    brief = {key for key, texts in held.items() if len(set(map(part, texts))) == len(texts)}  # still tells them apart
     found = [
-        Block(members, {key: shared[key] for key in varying if key in shared})
+        Block(members, {key: part(shared[key]) if key in brief else shared[key] for key in varying if key in shared})
         for shared, members in zip(protocols, groups.values(), strict=True)
     ]
     return sorted(found, key=lambda block: -len(block.runs))

@@ -16,7 +16,7 @@ from jgesr_lightning.reporting.paper import departures, different, is_papers, pa
 from jgesr_lightning.reporting.runs import USED_BY, Block, Column, Run, blocks, method_rank
 from jgesr_lightning.reporting.sources import averaged
 from jgesr_lightning.reporting.statistics import Difference, Mean, corrected, mean_of, paired
-from jgesr_lightning.reporting.text import shown
+from jgesr_lightning.reporting.text import part, shown
 from jgesr_lightning.summary import higher_is_better
 
 METRIC = "accuracy/received"
@@ -375,7 +375,7 @@ def protocol_text(shared: Mapping[str, Any]) -> str:
     unused |= set() if shared.get("data.planted") else {"data.planted", "data.groups"}
     unused |= set(TOLD_WHERE_OTHER) - different(shared).keys()
     return ", ".join(
-        f"{word} {shared[key]}" for key, word in SETTING_WORDS.items() if key in shared and key not in unused
+        f"{word} {part(shared[key])}" for key, word in SETTING_WORDS.items() if key in shared and key not in unused
     )
 
 
@@ -406,7 +406,7 @@ def _span(counts: Sequence[int]) -> str:
 def column_title(column: Column) -> str:
     """Return a column's heading."""
     data, noise, missing = column
-    return f"{data} s={number_text(noise)}" + (f" missing={number_text(missing)}" if missing else "")
+    return f"{part(data)} s={number_text(noise)}" + (f" missing={number_text(missing)}" if missing else "")
 
 
 def shows_paper(table: Table, column: Column) -> bool:

@@ -5,7 +5,11 @@ A folder's name, a label or the reason in a summary may hold anything: bytes tha
 
 from __future__ import annotations
 
+import os
 import re
+from typing import Any
+
+from jgesr_lightning.names import label
 
 _TEX = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
@@ -50,6 +54,15 @@ def tex_text(text: str) -> str:
     """
     # two hyphens, as before the name of an option, would become a dash
     return "-{}-".join("".join(_TEX.get(char, char) for char in part) for part in text.split("--"))
+
+
+def part(value: Any) -> Any:
+    """Return a setting's value; of a part in a file of somebody's own what it is called, not where the file lies.
+
+    >>> part("/home/me/mine.py:Net"), part("/home/me/lists.json"), part("torchvision:resnet18"), part(3)
+    ('Net', 'lists.json', 'torchvision:resnet18', 3)
+    """
+    return label(os.path.basename(value)) if isinstance(value, str) and os.path.isabs(value) else value
 
 
 def figure_text(text: str) -> str:

@@ -12,7 +12,7 @@ from scipy import stats
 from jgesr_lightning.config import ConfigError
 from jgesr_lightning.reporting import words
 from jgesr_lightning.reporting.paper import departures, is_papers
-from jgesr_lightning.reporting.render import all_markdown, csv_text, latex, markdown
+from jgesr_lightning.reporting.render import all_latex, all_markdown, csv_text, latex, markdown
 from jgesr_lightning.reporting.store import store
 from jgesr_lightning.reporting.table import main
 from jgesr_lightning.reporting.tables import describe, protocol_text, tables_of
@@ -658,6 +658,37 @@ def test_worst_client_and_worst_decile_stand_beside_the_mean(tmp_path):
     assert cells(markdown(table), "fedavg")[0][-2:] == ["55.00", "65.00"]
     (row,) = csv.DictReader(io.StringIO(csv_text([table])))
     assert float(row["worst_client"]) == pytest.approx(55)
+
+
+def test_the_worst_tenth_of_ten_clients_is_the_worst_client(tmp_path):
+    folder = make_run(tmp_path, "a", 0.9, method="fedavg", clients=10)
+    last = json.loads((folder / "summary.json").read_text())["last"]
+    change(folder, last=last | {"accuracy/received_worst": 0.5, "accuracy/received_worst_decile": 0.5})
+    (table,), _ = built([tmp_path])
+    assert cells(markdown(table), "method")[0] == ["mnist s=0.1 (%)", "worst client"]
+    (row,) = csv.DictReader(io.StringIO(csv_text([table])))
+    assert row["worst_decile"] == "50.0"
+
+
+def test_parts_of_ones_own_are_told_by_their_names_not_their_paths(tmp_path):
+    places = ("/home/me/mine.py:Small", "/home/me/mine.py:Large")
+    for name, network in zip("ab", places, strict=True):
+        folder = make_run(tmp_path, name, 0.5, data="/home/me/mine.py:blobs")
+        config = json.loads((folder / "summary.json").read_text())["config"]
+        config |= {"model": {"name": network}, "data": config["data"] | {"partition": places[0]}}
+        change(folder, config=config)
+    text = all_markdown(built([tmp_path])[0], [])
+    assert "network Small" in text and "differs from the others in model.name=Large" in text
+    assert "| method | blobs s=0.1 (%) |" in text and "/home" not in text
+    config["model"]["name"] = "/home/you/mine.py:Small"  # whose name alone would not tell it from the other
+    change(folder, config=config)
+    assert "differs from the others in model.name=/home/you/mine.py:Small" in all_markdown(built([tmp_path])[0], [])
+
+
+def test_latex_says_what_it_needs(tmp_path):
+    study(tmp_path)
+    tables, collection = built([tmp_path])
+    assert all_latex(tables, collection.notes).startswith("% needs \\usepackage{booktabs}\n% local test accuracy")
 
 
 def test_the_partition_is_named_with_what_it_uses():
