@@ -1,4 +1,4 @@
-"""All figures that a folder of runs supports, as PNG and SVG.
+"""All figures that a folder of runs supports, as PNG, SVG and PDF, and what to write below them.
 
 ``python -m jgesr_lightning figures runs/ [--metric accuracy/received] [--out DIR]``
 """
@@ -40,9 +40,11 @@ from jgesr_lightning.reporting.tables import (
     mark_text,
     seed_values,
     tables_of,
+    told,
     when,
 )
 from jgesr_lightning.reporting.text import shown
+from jgesr_lightning.runtime.files import write_text
 from jgesr_lightning.summary import higher_is_better
 
 _TRIVIAL = ("local", "fedavg", "fedprox")
@@ -50,6 +52,7 @@ _TRIVIAL = ("local", "fedavg", "fedprox")
 _LEARNED = ("jgesr", "two_step", "graph_filter")
 """Methods that learn a graph, and mix by what it makes of them."""
 _ARROWS = "arrows: the interval goes on"
+CAPTIONS = "captions.txt"
 
 
 @dataclass(frozen=True)
@@ -420,9 +423,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = tables_of(arguments.folders, arguments.metric, arguments.reference, drawn=True)
     accuracies_only(found.metric)
     target = arguments.out or beside(arguments.folders, "figures")
-    count = matched = 0
+    captions, matched = [], 0
     for drawing in draw(found.collection.runs, found.metric, found.reference, found.collection.names):
-        count += 1
+        captions.append(f"{drawing.name}\n{drawing.caption}\n")
         if not any(fnmatchcase(drawing.name, pattern) for pattern in arguments.only or ["*"]):
             continue
         matched += 1
@@ -430,10 +433,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(path)
     for note in found.collection.notes:
         print(f"note: {note}", file=sys.stderr)
-    if not count:
+    if not captions:
         raise ConfigError(f"the runs in {', '.join(map(shown, arguments.folders))} have nothing to draw")
     if not matched:
         raise ConfigError(
-            f"--only {' '.join(arguments.only)} matches none of the {count} figures, such as {drawing.name}"
+            f"--only {' '.join(arguments.only)} matches none of the {len(captions)} figures, such as {drawing.name}"
         )
+    called = titles(found.collection.runs, found.collection.names)
+    if called:
+        captions.append(f"Called as in the study's file: {told(called)}.\n")
+    write_text(target / CAPTIONS, "\n".join(captions))  # of all: those of figures drawn before stay
+    print(target / CAPTIONS)
     return 0

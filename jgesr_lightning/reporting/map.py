@@ -38,7 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", default=ROWS, metavar="KEY", help=f"setting that makes the rows ({ROWS})")
     parser.add_argument("--columns", default=COLUMNS, metavar="KEY", help=f"that which makes the columns ({COLUMNS})")
     parser.add_argument("--format", choices=[*WRITERS, "all"], default="md", help="what is printed, or written (md)")
-    parser.add_argument("--out", type=user_folder, metavar="DIR", help="write the tables there, and map.png, map.svg")
+    parser.add_argument(
+        "--out", type=user_folder, metavar="DIR", help="write the tables there, and map.png, .svg, .pdf"
+    )
     parser.add_argument(
         "--baseline", action="append", metavar="METHOD",
         help=f"method that all are compared with; give each ({' and '.join(BASELINES)})",

@@ -98,7 +98,10 @@ _RC: dict[Any, Any] = {
     "hatch.linewidth": 0.5,
     "svg.hashsalt": "jgesr_lightning",  # equal numbers give equal files
     "svg.fonttype": "path",
+    "pdf.fonttype": 42,  # TrueType: publishers refuse matplotlib's own, type 3
 }
+_DATES = {"png": "Software", "svg": "Date", "pdf": "CreationDate"}
+"""Format of a file -> what is left out of its metadata, as it would differ between equal figures."""
 
 
 @dataclass(frozen=True)
@@ -283,9 +286,9 @@ def _styled(series: Sequence[Series], styles: Looks | None) -> list[tuple[Series
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:
-    """Write ``stem.png`` (200 dots an inch) and ``stem.svg``, making the folder; return both paths."""
+    """Write ``stem.png`` (200 dots an inch), ``stem.svg`` and ``stem.pdf``, making the folder; return their paths."""
     stem.parent.mkdir(parents=True, exist_ok=True)
-    paths = [stem.with_name(f"{stem.name}.{suffix}") for suffix in ("png", "svg")]
+    paths = [stem.with_name(f"{stem.name}.{suffix}") for suffix in _DATES]
     for path in paths:
         data = render(figure, path.suffix[1:], dpi=200)
         write_atomically(path, partial(_put, data))
@@ -297,11 +300,11 @@ def _put(data: bytes, file: IO[bytes]) -> int:
 
 
 def render(figure: Figure, kind: str, dpi: int = 120) -> bytes:
-    """Return a figure as the bytes of a "png" or an "svg" file, without a date: equal figures give equal bytes."""
+    """Return a figure as the bytes of a "png", "svg" or "pdf" file, without a date: equal figures give equal bytes."""
     buffer = io.BytesIO()
     with drawing():
         FigureCanvasAgg(figure)
-        figure.savefig(buffer, format=kind, dpi=dpi, metadata={"Date": None} if kind == "svg" else {"Software": None})
+        figure.savefig(buffer, format=kind, dpi=dpi, metadata={_DATES[kind]: None})
     return buffer.getvalue()
 
 

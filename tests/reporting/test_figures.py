@@ -121,13 +121,18 @@ def test_summaries_alone_still_give_what_they_can(tmp_path):
     assert set(names(tmp_path)) == {"objective_mnist_s_0.1"}  # no clients, no second method
 
 
-def test_command_writes_png_and_svg(tmp_path, capsys):
+def test_command_writes_png_svg_pdf_and_captions(tmp_path, capsys):
     make_run(tmp_path, "a", 0.9, method="jgesr")
     make_run(tmp_path, "lost", 0.9, status="failed")
     assert main([str(tmp_path)]) == 0
     written = sorted(path.name for path in (tmp_path / "figures").iterdir())
     assert "rounds_mnist_s_0.1.png" in written
     assert "rounds_mnist_s_0.1.svg" in written
+    pdf = (tmp_path / "figures" / "rounds_mnist_s_0.1.pdf").read_bytes()
+    assert pdf.startswith(b"%PDF-") and b"/Type3" not in pdf and b"CreationDate" not in pdf
+    captions = (tmp_path / "figures" / "captions.txt").read_text(encoding="utf-8")
+    assert {line for line in captions.splitlines() if f"{line}.png" in written} == set(names(tmp_path))
+    assert all(f"{name}\n{drawing.caption}\n" in captions for name, drawing in names(tmp_path).items())
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+", name) for name in written)
     assert "lost: failed" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="accuracies"):
@@ -264,11 +269,12 @@ def test_missing_rates_have_bands_over_seeds(tmp_path):
 
 def test_the_reference_may_be_named_as_the_study_does(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(plots, "save", lambda figure, stem: [figure.get_suptitle()])
+    (tmp_path / "figures").mkdir()
     (tmp_path / "study.yaml").write_text("methods: {local: {}, mean: {name: fedavg}, jgesr: {}}\n")
     for (name, method), seed in itertools.product((("mean", "fedavg"), ("jgesr", "jgesr")), (0, 1)):
         make_run(tmp_path, f"mnist_s0.1_{name}_seed{seed}", 0.5 + 0.1 * seed, method=method, seed=seed)
     assert main([str(tmp_path), "--reference", "mean", "--only", "differences_*"]) == 0
-    assert capsys.readouterr().out == "mnist s=0.1: minus mean\n"
+    assert capsys.readouterr().out.splitlines() == ["mnist s=0.1: minus mean", f"{tmp_path}/figures/captions.txt"]
 
 
 def test_only_the_figures_asked_for_are_drawn(tmp_path, capsys):
@@ -312,4 +318,7 @@ def test_figures_call_methods_as_the_study_does_and_keep_their_looks(tmp_path):
     assert {line.get_label() for line in objective.get_lines()} == called
     assert report.main([str(tmp_path / "runs")]) == 0
     page = (tmp_path / "runs" / "report.html").read_text(encoding="utf-8")
+    assert main([str(tmp_path / "runs"), "--only", "means*"]) == 0
+    captions = (tmp_path / "runs" / "figures" / "captions.txt").read_text(encoding="utf-8")
+    assert captions.endswith("\n\nCalled as in the study's file: my method: fedavg; ours: TrimMom (momentum=0.5).\n")
     assert re.search(r"<text[^>]*>ours<", page) and "ours: TrimMom (momentum=0.5)" in page

@@ -304,7 +304,7 @@ def test_the_command_writes_tables_and_the_picture(tmp_path, capsys):
     plane(tmp_path / "runs")
     assert main([str(tmp_path / "runs"), "--format", "all", "--out", str(tmp_path / "out")]) == 0
     written = sorted(path.name for path in (tmp_path / "out").iterdir())
-    assert written == ["map.csv", "map.md", "map.png", "map.svg", "map.tex"]
+    assert written == ["map.csv", "map.md", "map.pdf", "map.png", "map.svg", "map.tex"]
     lines = list(csv.DictReader(io.StringIO((tmp_path / "out" / "map.csv").read_text())))
     (line,) = [
         one for one in lines if (one["method"], one["data.kappa"], one["channel.noise"]) == ("jgesr", "10", "0.5")
