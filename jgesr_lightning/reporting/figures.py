@@ -39,6 +39,8 @@ from jgesr_lightning.reporting.tables import (
     describe,
     mark_text,
     seed_values,
+    seeds_text,
+    span,
     tables_of,
     told,
     when,
@@ -158,13 +160,14 @@ def _means(table: Table, column: Column, styles: Looks) -> Iterator[Drawing]:
         for label, entry in found.items()
     ]
     title = column_title(column)
-    intervals = "strokes: 95 % intervals over seeds" if any(dot.half_width for dot in dots) else "one seed"
-    intervals += f", {_ARROWS}" if go_on(dots, percent=True) else ""
+    over, one = _over(entry.value.n for entry in found.values())
+    bars = f"; bars: 95 % confidence intervals of it (Student's t), cut at 0 and 100 %{one}" if over else ""
+    bars += f"; {_ARROWS}" if go_on(dots, percent=True) else ""
     paper = f"; diamonds: the paper's value{table.paper_heading.removeprefix('paper')}"
     paper = paper if any(dot.paper is not None for dot in dots) else ""
     yield Drawing(
         f"means_{title}",
-        f"{title}: {describe(table.metric)}, mean over seeds; {intervals}{paper}.",
+        f"{title}: {describe(table.metric)}, {when(table.metric)}, {over or 'one seed'}{bars}{paper}.",
         partial(dot_plot, dots, _ylabel(table.metric), title, styles),
         "compare",
     )
@@ -227,7 +230,7 @@ def _clients(block: Block, table: Table, column: Column, styles: Looks) -> Itera
 
 
 def _per_round(block: Block, table: Table, column: Column, styles: Looks) -> Iterator[Drawing]:
-    metric, series = averaged(table.metric)[0], []
+    metric, series, counts = averaged(table.metric)[0], [], []
     for label in block.labels:
         histories = [
             curve
@@ -236,12 +239,13 @@ def _per_round(block: Block, table: Table, column: Column, styles: Looks) -> Ite
         ]
         if histories:
             series.append(_averaged(table.title(label), histories))
+            counts.append(len(histories))
     if not any(len(line.x) > 1 for line in series):
         return
     title = column_title(column)
     yield Drawing(
         f"rounds_{title}",
-        f"{title}: {describe(metric)}, after each round{_from(series)}. {_spread(series)}",
+        f"{title}: {describe(metric)}, after each round{_from(series)}. {_spread(counts)}",
         partial(plots.accuracy_per_round, series, _ylabel(metric), title, styles),
     )
 
@@ -256,7 +260,7 @@ def _against_missing(block: Block, table: Table, styles: Looks) -> Iterator[Draw
             yield Drawing(
                 f"missing_{title}",
                 f"{title}: {describe(metric)}, {when(metric)}, against the share of entries that do not arrive. "
-                f"{_spread(series)}",
+                f"{_spread(_counts(table, columns))}",
                 partial(plots.accuracy_against, series, "missing rate", _ylabel(metric), title, styles=styles),
             )
 
@@ -272,7 +276,8 @@ def _against_noise(block: Block, table: Table, styles: Looks) -> Iterator[Drawin
         if series:
             yield Drawing(
                 f"noise_{title}",
-                f"{title}: {describe(metric)}, {when(metric)}, against the noise level s. {_spread(series)}",
+                f"{title}: {describe(metric)}, {when(metric)}, against the noise level s. "
+                f"{_spread(_counts(table, columns))}",
                 partial(
                     plots.accuracy_against,
                     series,
@@ -385,9 +390,25 @@ def _from(series: Sequence[Series]) -> str:
     return " (0: before training)" if first == 0 else f" measured, from round {first} on" if first > 1 else ""
 
 
-def _spread(series: Sequence[Series]) -> str:
-    several = any(line.std is not None for line in series)
-    return "Bands: one standard deviation over seeds." if several else "One seed."
+def _counts(table: Table, columns: Sequence[Column]) -> list[int]:
+    """Return the numbers of seeds in some columns of a table."""
+    return [entry.value.n for (_, column), entry in table.entries.items() if column in columns]
+
+
+def _spread(counts: Iterable[int]) -> str:
+    """Return what lines and bands are."""
+    over, one = _over(counts)
+    bands = f"bands: one sample standard deviation to either side, cut at 0 and 100 %{one}"
+    return f"Lines: {over}; {bands}." if over else "One seed."
+
+
+def _over(counts: Iterable[int]) -> tuple[str, str]:
+    """Return over how many seeds means are, empty where each is of one; and what is said of those that are."""
+    found = sorted(set(counts))
+    if found[-1] == 1:
+        return "", ""
+    seeds = seeds_text(found[0]) if len(found) == 1 else f"{span(found)} seeds"
+    return f"mean over {seeds}", "; of one seed there is none" if found[0] == 1 else ""
 
 
 def _ylabel(metric: str) -> str:

@@ -334,7 +334,7 @@ def _protocol(block: Block, metric: str, called: Mapping[str, str]) -> list[str]
     bold = "" if higher_is_better(metric) is None else f"{bold} (Holm)"
     lines = [
         f"{describe(metric)} ({metric}), {when(metric)} ({rounds} of {shared.get('rounds')}), never the best one",
-        f"{over_seeds(counts)}{f' ({_span(counts)})' if len(counts) > 1 else ''}{bold}",
+        f"{over_seeds(counts)}{f' ({span(counts)})' if len(counts) > 1 else ''}{bold}",
     ]
     if called:
         lines.append(f"called as in the study's file: {told(called)}")
@@ -399,7 +399,8 @@ def seeds_text(count: int) -> str:
     return "one seed" if count == 1 else f"{count} seeds"
 
 
-def _span(counts: Sequence[int]) -> str:
+def span(counts: Sequence[int]) -> str:
+    """Return the least and the greatest of some numbers, in ascending order, as text."""
     return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
 
 

@@ -30,7 +30,7 @@ def test_curves_are_means_over_seeds(tmp_path):
     drawing = names(tmp_path)["rounds_mnist_s_0.1"]
     assert lines(drawing)["fedavg"] == [[0, pytest.approx(31)], [1, pytest.approx(62)], [2, pytest.approx(93)]]
     assert "plain mean over clients" in drawing.caption
-    assert "standard deviation over seeds" in drawing.caption
+    assert "Lines: mean over 2 seeds; bands: one sample standard deviation to either side" in drawing.caption
     # before training there is no trained model
     assert lines(names(tmp_path, "accuracy/trained")["rounds_mnist_s_0.1"])["fedavg"][0][0] == 1
 
@@ -265,6 +265,25 @@ def test_missing_rates_have_bands_over_seeds(tmp_path):
     (band,) = names(tmp_path)["missing_mnist_s_0.1"].figure.axes[0].collections
     low, high = band.get_paths()[0].get_extents().intervaly
     assert (low, high) == (pytest.approx(80), pytest.approx(92))  # means 81, 86, 91, deviation 1
+
+
+def test_captions_say_over_how_many_seeds_and_what_bars_and_bands_are(tmp_path):
+    for method, seeds in (("fedavg", 3), ("jgesr", 3), ("cfl", 1)):
+        for seed, rate in itertools.product(range(seeds), (0.0, 0.1)):
+            make_run(tmp_path, f"{method}{rate}_{seed}", 0.8 + 0.01 * seed, method=method, seed=seed, missing=rate)
+    found = names(tmp_path)
+    assert found["means_mnist_s_0.1"].caption.startswith(
+        "mnist s=0.1: local test accuracy of the model each client receives from the server, plain mean over clients, "
+        "after the last round, mean over 1 to 3 seeds; bars: 95 % confidence intervals of it (Student's t), cut at 0 "
+        "and 100 %; of one seed there is none"
+    )
+    spread = (
+        "Lines: mean over 1 to 3 seeds; bands: one sample standard deviation to either side, cut at 0 and 100 %; "
+        "of one seed there is none."
+    )
+    assert all(found[f"{kind}_mnist_s_0.1"].caption.endswith(spread) for kind in ("rounds", "missing"))
+    bands = {line.get_label() for line in found["rounds_mnist_s_0.1"].figure.axes[0].collections}
+    assert len(bands) == 2
 
 
 def test_the_reference_may_be_named_as_the_study_does(tmp_path, capsys, monkeypatch):
