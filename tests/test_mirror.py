@@ -61,6 +61,7 @@ ELSEWHERE = {
     "reporting/text": "reporting/test_hostile",
     "reporting/words": "reporting/test_report",
     "run_folder": "test_experiment",
+    "runtime/libraries": "test_python",
     "runtime/contents": "runtime/test_checkpoint",
     "runtime/digests": "runtime/test_checkpoint",
     "runtime/strategy": "test_processes",
