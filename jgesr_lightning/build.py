@@ -136,7 +136,8 @@ def watchers(
 ) -> Watchers:
     """Return the callbacks of a run whose files go to `folder`, and which W&B files under `labels`."""
     table = partition_table(data.classes, data.class_counts, data.sizes.tolist(), data.test_sizes.tolist())
-    files = ResultFiles(folder, _facts(config, folder, data, begin), config.logging.csv, table, config.metric)
+    facts = _facts(config, folder, data, begin)
+    files = ResultFiles(folder, facts, config.logging.csv, table, config.metric)
     wandb_log = WandbLog(
         folder=folder,
         labels=labels,
@@ -152,7 +153,13 @@ def watchers(
         Progress(),
         files,
         wandb_log,
-        Checkpoint(folder / "checkpoint", config.checkpoint.every, to_dict(config), config.checkpoint.keep_trained),
+        Checkpoint(
+            folder / "checkpoint",
+            config.checkpoint.every,
+            to_dict(config),
+            config.checkpoint.keep_trained,
+            facts["code"],
+        ),
     )
     return Watchers(RoundOrchestrator(begin.layout, (*own, *observers)), *observers, tuple(own))
 

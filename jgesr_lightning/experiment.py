@@ -264,7 +264,7 @@ def _drive(
             ) from error
         if zero:
             say(f"going on from {source}, after round {state.round}")
-            if changed := changed_code(source.parent.parent, to_dict(config)):
+            if changed := changed_code(shared.get("code"), to_dict(config)):
                 state.records[-1].info["changed_code"] = changed
                 say(f"{', '.join(changed)}: changed since; a remark will say so of the results")
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from jgesr_lightning.likeness import likeness
 from jgesr_lightning.plan import RoundPlan
 from jgesr_lightning.records import RoundRecord, summarise
 from jgesr_lightning.recovery import edge_scores
+from jgesr_lightning.runtime.method_state import copied
 from jgesr_lightning.seeding import AGGREGATION, derive, drawing_from
 from jgesr_lightning.state import FederationState
 from jgesr_lightning.timing import Stopwatch
@@ -128,7 +128,7 @@ class Federation:
             present = self._present(chosen, finite, record)
             columns = sharding.to_columns(received)
             arrived = sharding.to_columns(mask) if plan.uplink.missing_rate > 0 else None
-        former = deepcopy(plan.aggregator.state())  # what it gives away may be what it changes
+        former = copied(plan.aggregator.state())  # what it gives away may be what it changes
         # a method may draw: alike on all processes, and on the other side of an interruption
         seed = derive(plan.seed, AGGREGATION, number)
         with self._watch.part("aggregate"), drawing_from(seed, columns.device):

@@ -64,14 +64,29 @@ def where_it_lies(config: Config, file: str, arguments: Iterable[str]) -> Config
         config: what the file and the arguments say.
         file: the file.
         arguments: those of the command line; a name or output_dir among them holds.
+
+    Raises:
+        ConfigError: the folder has a name that no run's can have.
     """
     path = user_path(file).absolute()
     folder = path.parent
-    begun = path.name == "config.yaml" and any((folder / name).exists() for name in ("summary.json", "checkpoint"))
     given = any(argument.removeprefix("--").startswith(("name=", "output_dir=")) for argument in arguments)
-    if config.resume != "auto" or given or not begun or os.path.realpath(folder) == os.path.realpath(config.folder):
+    if config.resume != "auto" or given or path.name != "config.yaml" or not _is_a_runs(folder):
         return config
-    return config.replace(name=folder.name, output_dir=str(folder.parent))
+    if os.path.realpath(folder) == os.path.realpath(config.folder):
+        return config
+    try:
+        return config.replace(name=folder.name, output_dir=str(folder.parent))
+    except ConfigError as error:
+        raise ConfigError(f"the run in {folder} cannot go on there: {error}; rename the folder") from None
+
+
+def _is_a_runs(folder: Path) -> bool:
+    """Whether a run has written into a folder: somebody's own may have a `checkpoint` beside a ``config.yaml``, too."""
+    try:
+        return checkpoint.newest(folder / "checkpoint") is not None or bool(read_summary(folder))
+    except DamagedSummaryError:
+        return False
 
 
 def open_folder(config: Config, folder: Path, held: ExitStack, data_digest: str = "") -> Opening:
@@ -167,13 +182,9 @@ def _check_data(found: Path, digest: str) -> None:
         )
 
 
-def changed_code(folder: Path, config: Mapping[str, Any]) -> list[str]:
-    """Return the files of parts of somebody's own that are others than those that the run in `folder` was made with."""
-    try:
-        former = read_summary(folder).get("code")
-    except DamagedSummaryError:  # it does not say
-        return []
-    if not isinstance(former, dict):
+def changed_code(former: object, config: Mapping[str, Any]) -> list[str]:
+    """Return the files of parts of somebody's own that are others by now than in `former`, what a run says of them."""
+    if not isinstance(former, dict):  # it does not say
         return []
     flat, present = flatten(config), code_of(config)
     return [str(flat[key]) for key in sorted(former.keys() & present.keys()) if former[key] != present[key]]

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from jgesr_lightning.closing import closing_lines
-from jgesr_lightning.config import load_config
+from jgesr_lightning.config import ConfigError, load_config
 from jgesr_lightning.records import RoundRecord
 from jgesr_lightning.run_folder import where_it_lies
 from jgesr_lightning.runtime import checkpoint
@@ -304,6 +304,17 @@ def test_a_folder_that_was_moved_is_gone_on_with_where_it_is(used):
     for resume, setting in (("auto", "--name=tiny"), ("auto", f"output_dir={runs}"), (None, "rounds=4")):
         former = written.replace(name="tiny", resume=resume)
         assert where_it_lies(former, f"{runs}/tiny.1/config.yaml", [setting]) is former
+    (runs / "tiny.1").rename(runs / ".aside")
+    with pytest.raises(ConfigError, match=r"\.aside cannot go on there: name is '\.aside'.*; rename the folder"):
+        where_it_lies(written, f"{runs}/.aside/config.yaml", [])
+
+
+def test_a_configuration_beside_somebodys_own_files_is_no_runs(tmp_path):
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint" / "pretrained.bin").touch()
+    (tmp_path / "summary.json").write_text('{"of": "something else"}')
+    config = load_config("mnist_quick", "resume=auto name=mine")
+    assert where_it_lies(config, f"{tmp_path}/config.yaml", []) is config
 
 
 WRONG = {

@@ -258,12 +258,13 @@ def test_what_a_method_remembers_is_of_the_last_whole_round_where_one_is_refused
 def test_a_state_that_a_method_changes_in_place_is_that_of_the_last_whole_round():
     federation = small_federation(rounds=3)
     method, whole, counted = federation.plan.aggregator, federation.plan.aggregator.aggregate, torch.zeros(1)
+    with_history = torch.ones(1, requires_grad=True) * 2  # which deepcopy refuses
 
     def aggregate(upload):
         counted.add_(1)
         return dataclasses.replace(whole(upload), models=whole(upload).models * (torch.nan if counted > 1 else 1))
 
-    method.aggregate, method.state = aggregate, lambda: {"counted": counted}
+    method.aggregate, method.state = aggregate, lambda: {"counted": counted, "more": [with_history, (1, None)]}
     method.load_state = lambda state: counted.copy_(state["counted"])
     with pytest.raises(NonFiniteError, match="round 2: the aggregate"):
         run(federation)

@@ -122,6 +122,8 @@ def test_going_on_with_other_code_is_remarked_on(tmp_path, monkeypatch, capsys):
     assert list(first["code"]) == ["aggregator.name"] and first["remarks"] == []
     same = train("# a comment\n" + text.replace("chosen = int(", "chosen  =  int("), 2)
     assert same["code"] == first["code"] and same["remarks"] == []
+    path_of_summary = tmp_path / "runs" / "tiny" / "summary.json"
+    path_of_summary.write_text(json.dumps(same | {"code": {"aggregator.name": "of an attempt that saved nothing"}}))
     other = train(text.replace("self.byzantine - 2", "self.byzantine - 3"), 3)
     assert other["code"] != first["code"]
     (remark,) = other["remarks"]

@@ -326,7 +326,7 @@ def test_the_first_process_ends_where_another_failed_and_it_does_not_notice(monk
     strategy.watch_children([Child(0), Child(0)])
     assert ended == []
     children, said = [Child(None), Child(-9)], []
-    with strategy.last_words(said.append):
+    with strategy.last_words(lambda reason: 1 / 0), strategy.last_words(said.append):
         strategy.watch_children(children)
     assert ended == [1]
     assert children[0].killed

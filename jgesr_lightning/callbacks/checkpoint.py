@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,22 @@ class Checkpoint:
         config: resolved configuration, kept with the state.
         keep_trained: whether the clients' own models after the last round's training are kept too, which doubles the
             size of the checkpoint.
+        code: hashes of the files of parts of somebody's own, see `names.code_of`.
     """
 
-    def __init__(self, root: Path, every: int, config: dict[str, Any], keep_trained: bool = True) -> None:
+    def __init__(
+        self,
+        root: Path,
+        every: int,
+        config: dict[str, Any],
+        keep_trained: bool = True,
+        code: Mapping[str, str] | None = None,
+    ) -> None:
         self.root = root
         self.every = every
         self.config = config
         self.keep_trained = keep_trained
+        self.code = dict(code or {})
         self._saved = -1
         self._trained: Tensor | None = None
 
@@ -68,5 +78,5 @@ class Checkpoint:
             except StateError as error:
                 place = checkpoint.folder_of(self.root, state.round)
                 raise checkpoint.CheckpointError(f"could not write the checkpoint {place}: {error}") from None
-            checkpoint.save(self.root, state, of_method, self.config, plan.sharding, trained)
+            checkpoint.save(self.root, state, of_method, self.config, plan.sharding, trained, self.code)
             self._saved = state.round

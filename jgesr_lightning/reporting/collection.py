@@ -66,11 +66,9 @@ def titles(runs: Iterable[Run], names: Mapping[str, str]) -> dict[str, str]:
         names: label -> what the study's file calls the method.
     """
     labels = {run.label for run in runs}
-    return {
-        of: shown(name, 60)
-        for of, name in names.items()
-        if of in labels and name not in labels and not _words(name) <= _words(of)
-    }
+    found = {of: shown(name, 60) for of, name in names.items() if of in labels and not _words(name) <= _words(of)}
+    taken = Counter([*labels, *found.values()])  # shortened, two names may be one
+    return {of: title for of, title in found.items() if taken[title] == 1}
 
 
 def _words(text: str) -> set[str]:

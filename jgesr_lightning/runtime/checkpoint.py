@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,6 +113,7 @@ def save(
     config: dict[str, Any],
     sharding: Sharding,
     trained: Tensor | None = None,
+    code: Mapping[str, str] | None = None,
 ) -> Path:
     """Write a checkpoint of `state`; to be called by every process. The one before it is kept, older ones are removed.
 
@@ -123,6 +124,7 @@ def save(
         config: the resolved configuration.
         sharding: who holds which rows.
         trained: (clients of this process, d) what they held after the round's local training; kept where given.
+        code: hashes of the files of parts of somebody's own.
 
     Returns:
         Its folder.
@@ -157,7 +159,7 @@ def save(
             path = models_file(partial, sharding.rank)
             written[sharding.rank] = digests.write_hashed(path, lambda file: torch.save(rows, file))
             if sharding.rank == 0:
-                shared = _shared(state, aggregator_state, config, sharding)
+                shared = _shared(state, aggregator_state, config, sharding) | {"code": dict(code or {})}
                 of_state = digests.write_hashed(partial / STATE, lambda file: torch.save(shared, file))
     except (OSError, RuntimeError) as error:
         failure = error

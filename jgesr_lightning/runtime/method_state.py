@@ -85,6 +85,15 @@ def restore(aggregator: Aggregator, state: dict[str, Any], sharding: Sharding) -
     aggregator.load_state({**state, **own})
 
 
+def copied(state: Any) -> Any:
+    """Return a state with tensors and tables of its own; tensors without their gradients, as a checkpoint has them."""
+    if isinstance(state, dict):
+        return {key: copied(value) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(copied(value) for value in state) if type(state) in (list, tuple) else state
+    return state.detach().clone() if isinstance(state, Tensor) else state
+
+
 def _alike(measured: list[tuple[float, float]], sharding: Sharding) -> list[bool]:
     """Return of each measured value whether it is that of all processes."""
     mine = torch.tensor(measured, dtype=torch.float64)

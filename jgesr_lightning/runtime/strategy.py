@@ -28,6 +28,7 @@ from jgesr_lightning.runtime.signals import StopRequest
 NAME = "client_parallel"
 POLL_SECONDS = 0.5
 GRACE_SECONDS = 20.0
+LAST_WORDS_SECONDS = 10.0
 """Time that the first process has to end by itself after another one has failed."""
 
 
@@ -232,10 +233,16 @@ def watch_children(children: Sequence[subprocess.Popen[bytes]]) -> None:
     print(f"error: {reason}; so does everything", file=sys.stderr, flush=True)
     for child in children:
         child.kill()
-    for say in _last_words:
-        with suppress(OSError):
-            say(reason)
+    speaking = threading.Thread(target=_say_last_words, args=(reason,), daemon=True)
+    speaking.start()
+    speaking.join(LAST_WORDS_SECONDS)  # this process ends, whatever becomes of them
     os._exit(1)
+
+
+def _say_last_words(reason: str) -> None:
+    for say in list(_last_words):
+        with suppress(Exception):
+            say(reason)
 
 
 def watch_parent(parent: int) -> None:

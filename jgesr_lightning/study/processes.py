@@ -169,6 +169,8 @@ class _Train:
             os.close(descriptor)
         self._redirect()
         os.environ.update(self.environment)
+        if "WANDB_SWEEP_ID" not in os.environ:
+            os.environ.pop("WANDB_RUN_ID", None)  # all cells would be one run
         tempfile.tempdir = None  # looked up anew, where TMPDIR says
         # Lightning starts the processes of further devices by what __main__ and its arguments are
         sys.argv = ["jgesr_lightning", *self.arguments]

@@ -158,7 +158,7 @@ class _Runner:
     def _done(self, cell: Cell) -> str:
         """Return why there is nothing to run, or an empty string."""
         if cell.is_finished():
-            changed = changed_code(cell.folder, to_dict(cell.config))
+            changed = changed_code(cell.summary().get("code"), to_dict(cell.config))
             how = f", with another {', '.join(changed)}: remove {cell.folder} to have it run again" if changed else ""
             return f"finished before{how}"
         source = copy_of_equal(cell, self.summaries)

@@ -11,6 +11,7 @@ from scipy import stats
 
 from jgesr_lightning.config import ConfigError
 from jgesr_lightning.reporting import words
+from jgesr_lightning.reporting.collection import collect, titles
 from jgesr_lightning.reporting.paper import departures, is_papers
 from jgesr_lightning.reporting.render import all_latex, all_markdown, csv_text, latex, markdown
 from jgesr_lightning.reporting.store import store
@@ -750,6 +751,13 @@ def test_what_methods_add_to_the_clients_loss_is_said(tmp_path):
         change(tmp_path / f"jgesr_{seed}", client_terms=["Proximal(mu=1)"])
     (table,), _ = built([tmp_path])
     assert "added to the clients' loss: jgesr: Proximal(mu=1)" in table.protocol
+
+
+def test_names_that_are_one_when_shortened_give_way_to_labels(tmp_path):
+    study(tmp_path)
+    runs = collect([tmp_path]).runs
+    long = {"jgesr": "x" * 70 + "1", "fedavg": "x" * 70 + "2"}
+    assert titles(runs, long) == {} and titles(runs, {"jgesr": "mine", "fedavg": "jgesr"}) == {"jgesr": "mine"}
 
 
 def test_rows_are_called_as_the_study_calls_its_methods(tmp_path):

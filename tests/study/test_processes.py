@@ -19,7 +19,7 @@ from jgesr_lightning.study import processes
 from jgesr_lightning.study.processes import Forked, Place, default_workers, training, visible_gpus
 from jgesr_lightning.study.runner import run_cells
 from tests.processes import cpu_seconds
-from tests.study.studies import ROOT, cells_of, quiet
+from tests.study.studies import ROOT, TWO, cells_of, quiet
 
 KINDS = "methods: {local: {}, jgesr: {}}\ndata: [synthetic]\nsettings: {data.fraction: 0.1}\n"
 UNTIMED = ("seconds", "aggregation", "versions", "config", "wandb")
@@ -118,6 +118,14 @@ def test_a_signal_is_never_lost_between_fork_and_the_childs_own_handlers(number,
     finally:
         signal.signal(number, former)
     assert capfd.readouterr().err == ""  # no traceback
+
+
+@forks
+def test_each_cell_has_a_wandb_run_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_RUN_ID", "abc123")
+    cells = cells_of(tmp_path, TWO)
+    run_cells(cells, training(lambda arguments: print("id", os.environ.get("WANDB_RUN_ID")), workers=1), quiet)
+    assert [(cell.folder.parent / "logs" / f"{cell.name}.log").read_text() for cell in cells] == ["id None\n"] * 2
 
 
 @forks
