@@ -36,6 +36,8 @@ INITS = ("received", "previous")
 SCOPES = ("model", "layer")
 STOPS = ("step", "stationarity")
 NOISE_CORRECTIONS = ("none", "known", "estimated")
+_OF_MODELS: dict[str, Any] = {"distances": "models", "layer_weights": "columns", "memory": 0}
+"""Settings with which distances are those of a round's models, all columns alike."""
 
 
 class Aim(NamedTuple):
@@ -144,7 +146,7 @@ class LearnedGraph(Aggregator):
     @property
     def of_models(self) -> bool:
         """Whether distances are those of this round's models, all columns alike."""
-        return (self.distances, self.layer_weights, self.memory) == ("models", "columns", 0)
+        return all(getattr(self, name) == value for name, value in _OF_MODELS.items())
 
     def client_terms(self, proximal_mu: float | None = None) -> tuple[Regulariser, ...]:
         """Return the proximal term ``mu/2 ||x - psi_k||^2``; `proximal_mu` None means the server's own `mu`."""
@@ -303,9 +305,8 @@ class JointlySolved(LearnedGraph):
 
     def _of_arrivals(self) -> str:
         """Return the name of a setting that only has a meaning for what arrived, or ""."""
-        plain = {"noise_correction": "none", "distances": "models", "layer_weights": "columns", "memory": 0}
-        changed = [name for name, value in plain.items() if getattr(self, name) != value]
-        return "neighbours" if self.neighbours is not None else next(iter(changed), "")
+        plain = {"neighbours": None, "noise_correction": "none", **_OF_MODELS}
+        return next((name for name, value in plain.items() if getattr(self, name) != value), "")
 
     @abstractmethod
     def solver(self) -> PDCA | Alternating:

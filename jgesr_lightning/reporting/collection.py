@@ -181,8 +181,11 @@ def _of_other_code(runs: Sequence[Run]) -> list[str]:
     first: dict[tuple[str, Any], tuple[Any, Run]] = {}
     lines = []
     for run in runs:
-        code, settings = run.summary.get("code"), flatten(run.config)
-        for key, held in code.items() if isinstance(code, dict) else ():
+        code = run.summary.get("code")
+        if not isinstance(code, dict) or not code:  # most have none, and there may be hundreds
+            continue
+        settings = flatten(run.config)
+        for key, held in code.items():
             known, other = first.setdefault((key, settings.get(key)), (held, run))
             if held != known:
                 lines.append(

@@ -89,8 +89,8 @@ def copied(state: Any) -> Any:
     """Return a state with tensors and tables of its own; tensors without their gradients, as a checkpoint has them."""
     if isinstance(state, dict):
         return {key: copied(value) for key, value in state.items()}
-    if isinstance(state, list | tuple):
-        return type(state)(copied(value) for value in state) if type(state) in (list, tuple) else state
+    if type(state) in (list, tuple):
+        return type(state)(map(copied, state))
     return state.detach().clone() if isinstance(state, Tensor) else state
 
 
