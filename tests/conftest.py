@@ -5,11 +5,21 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
+from hypothesis import settings
 
 PLACES = (os.environ.get("JGESR_DATA"), Path(__file__).resolve().parents[2] / "shared" / "data")
 MARKS = {"mnist": "MNIST/raw/train-images-idx3-ubyte", "cifar10": "cifar10.tgz"}
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background inherits deaf ears for it
+settings.register_profile("repeatable", derandomize=True)  # new examples: --hypothesis-profile=default
+settings.load_profile("repeatable")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup():
+    """Let a test draw the same numbers whichever tests this process ran before it."""
+    torch.manual_seed(0)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -136,6 +136,7 @@ def test_a_newcomer_whose_training_diverged_is_said_to_have(run, request, tmp_pa
     x, y = newcomer()
     torch.save({"x": 1e30 * x.float(), "y": y}, tmp_path / "late.pt")
     folder = request.getfixturevalue(run).folder
+    capsys.readouterr()  # what the run said, where this test is the first to ask for it
     assert main(["attach", str(folder), "--data", str(tmp_path / "late.pt"), "--out", str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: the newcomer's training diverged (NaN or infinity in the model); ")
