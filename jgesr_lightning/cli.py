@@ -17,16 +17,12 @@ import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from jgesr_lightning.arguments import CommandParser, first_line, program
 from jgesr_lightning.checks import nearest
 from jgesr_lightning.config import CONFIGS, Config, ConfigError, copy_configs, find_config, load_config, to_yaml
 from jgesr_lightning.paths import PathError
 from jgesr_lightning.version import __version__
-
-if TYPE_CHECKING:
-    from jgesr_lightning.experiment import Result
 
 DEBUG = "JGESR_DEBUG"
 """Environment variable: if set, what nobody foresaw ends in a traceback."""
@@ -136,13 +132,13 @@ def train(arguments: Sequence[str]) -> int:
     from jgesr_lightning.federation import NonFiniteError
     from jgesr_lightning.run_folder import where_it_lies
     from jgesr_lightning.runtime.checkpoint import CheckpointError
-    from jgesr_lightning.runtime.launch import first_process
+    from jgesr_lightning.runtime.environment import is_first
 
     config = where_it_lies(config, next(filter(is_file, settings)), settings)
     try:
         result = experiment.run(config)
         # the first process's status is the run's: whoever started the others would take theirs for a crash
-        return exit_status(result) if first_process() else 0
+        return 0 if result.status == "finished" or not is_first() else 1
     except DataError as error:
         raise ConfigError(error) from None
     except (CheckpointError, NonFiniteError, RunError, OSError) as error:
@@ -170,11 +166,6 @@ def _announce_loading() -> None:
 
     if environment.is_first() and sys.stderr.isatty():
         _complain("loading PyTorch and Lightning ...")
-
-
-def exit_status(result: Result) -> int:
-    """Return 0 for a run that finished, 1 for one that was stopped early."""
-    return 0 if result.status == "finished" else 1
 
 
 def show(arguments: Sequence[str]) -> int:

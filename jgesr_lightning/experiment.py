@@ -23,9 +23,9 @@ from jgesr_lightning.plan import RoundPlan
 from jgesr_lightning.reporting.sources import UNREADABLE, Folder
 from jgesr_lightning.run_folder import Opening, changed_code, open_folder, run_folder
 from jgesr_lightning.runtime import checkpoint
-from jgesr_lightning.runtime.environment import OURSELVES, LaunchError, seat
+from jgesr_lightning.runtime.environment import OURSELVES, LaunchError, is_first, seat
 from jgesr_lightning.runtime.files import say
-from jgesr_lightning.runtime.launch import Launch, build_fabric, first_process, meet_early, started_by_fabric_run
+from jgesr_lightning.runtime.launch import Launch, build_fabric, meet_early, started_by_fabric_run
 from jgesr_lightning.runtime.launch import plan as plan_launch
 from jgesr_lightning.runtime.libraries import set_for_a_run
 from jgesr_lightning.runtime.method_state import StateError, restore
@@ -146,17 +146,17 @@ def run(config: Config, callbacks: Sequence[object] = ()) -> Result:
         wanted = config.runtime
         launch = plan_launch(wanted.accelerator, wanted.devices, wanted.num_nodes, config.clients)
     except LaunchError as error:
-        if not first_process():  # which says it for all
+        if not is_first():  # which says it for all
             return Result("failed", run_folder(config), 0)
         raise ConfigError(error) from error
     folder = run_folder(config)
-    if launch.world_size == 1 and not first_process():
+    if launch.world_size == 1 and not is_first():
         return _of_the_first(folder)
     labels = build.wandb_labels(config, folder)  # refused before any work
     meet_early(launch)
     data = build.data_module(config)
     parts = _Parts(folder, launch, data, build.start(config, data, launch.accelerator), labels, callbacks)
-    if not first_process():
+    if not is_first():
         try:
             return _run(config, parts, None)
         except (ConfigError, NonFiniteError, checkpoint.CheckpointError, PeerLostError):
@@ -188,7 +188,7 @@ def _outcome(opening: Opening, config: Config, folder: Path) -> Result | None:
         raise ConfigError(opening.refusal)
     if not opening.finished:
         return None
-    if first_process():
+    if is_first():
         say(f"{folder} is finished already ({config.rounds} rounds); nothing to do")
     return Result("finished", folder, config.rounds)
 
@@ -199,7 +199,7 @@ def _run(config: Config, parts: _Parts, opening: Opening | None) -> Result:
     watchers = build.watchers(config, folder, data, parts.start, parts.labels, parts.callbacks)
     with (
         deterministic(config.deterministic),
-        StopRequest(STOPPING if first_process() else "") as stop,
+        StopRequest(STOPPING if is_first() else "") as stop,
         last_words(lambda reason: account_for_lost(reason, config, folder, watchers.files)),
     ):
         agreed: Opening | None = None
@@ -236,7 +236,7 @@ def _run(config: Config, parts: _Parts, opening: Opening | None) -> Result:
             watchers.progress.close()
             if agreed is not None and agreed.refusal:  # the folder is somebody else's
                 raise
-            rank = 0 if first_process() else seat().rank
+            rank = 0 if is_first() else seat().rank
             account(error, config, folder, watchers.files if rank == 0 else None, rank)
         finally:
             watchers.wandb.close(exit_code=1, reason=failure, wait=wait)  # where the run has not ended it in order

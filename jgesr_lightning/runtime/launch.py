@@ -53,11 +53,6 @@ class Launch:
         return self.devices * self.num_nodes
 
 
-def first_process() -> bool:
-    """Whether this is the process that speaks and writes: rank zero, or the one that starts the others."""
-    return environment.is_first()
-
-
 def started_by_fabric_run() -> bool:
     """Whether ``fabric run`` started this process: a Fabric is then launched as it is made."""
     return os.environ.get("LT_CLI_USED", "0") == "1"
@@ -210,7 +205,10 @@ def build_fabric(
     chosen: Any = "auto"
     if launch.world_size > 1:
         chosen = strategy.ClientParallelStrategy(
-            stop, ready_seconds=READY_SECONDS, later_timeout=COLLECTIVE_TIMEOUT, timeout=CONNECT_TIMEOUT
+            StopRequest() if stop is None else stop,
+            ready_seconds=READY_SECONDS,
+            later_timeout=COLLECTIVE_TIMEOUT,
+            timeout=CONNECT_TIMEOUT,
         )
     return Fabric(
         accelerator=launch.accelerator,

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch.distributed as dist
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
-from lightning.fabric.strategies import STRATEGY_REGISTRY
 from lightning.fabric.strategies.ddp import DDPStrategy
 from lightning.fabric.strategies.launchers.subprocess_script import _basic_subprocess_cmd, _SubprocessScriptLauncher
 from lightning.fabric.utilities.distributed import _destroy_dist_connection, _set_num_threads_if_needed
@@ -25,7 +24,6 @@ from jgesr_lightning.runtime import rendezvous, signals
 from jgesr_lightning.runtime.environment import FIRST_PROCESS, HERE, OURSELVES, Seat
 from jgesr_lightning.runtime.signals import StopRequest
 
-NAME = "client_parallel"
 POLL_SECONDS = 0.5
 GRACE_SECONDS = 20.0
 LAST_WORDS_SECONDS = 10.0
@@ -95,21 +93,15 @@ class ClientParallelStrategy(DDPStrategy):
     different clients. Here a module is left as it is: each process trains its own clients.
 
     Args:
-        stop: a request to stop, which ends waiting for other processes; None: there is none.
+        stop: a request to stop, which ends waiting for other processes.
         ready_seconds: how long processes that have met wait for each other to be ready (they read data).
-        later_timeout: of collectives, once all processes are ready; None: `timeout`, as while they connect.
+        later_timeout: of collectives, once all processes are ready; `timeout` is in force while they connect.
         options: those of `DDPStrategy`.
     """
 
-    def __init__(
-        self,
-        stop: StopRequest | None = None,
-        ready_seconds: float = 1800.0,
-        later_timeout: timedelta | None = None,
-        **options: Any,
-    ) -> None:
+    def __init__(self, stop: StopRequest, ready_seconds: float, later_timeout: timedelta, **options: Any) -> None:
         super().__init__(**options)
-        self._stop = stop if stop is not None else StopRequest()
+        self._stop = stop
         self._ready_seconds = ready_seconds
         self._later_timeout = later_timeout
 
@@ -123,9 +115,8 @@ class ClientParallelStrategy(DDPStrategy):
         if not dist.is_initialized():
             self._connect(self._process_group_backend)
         dist.barrier()
-        if self._later_timeout is not None:
-            set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
-            set_timeout(self._later_timeout)
+        set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+        set_timeout(self._later_timeout)
 
     def _connect(self, backend: str) -> None:
         """Wait until all processes are there and ready, so that connecting takes no time, and connect them."""
@@ -260,11 +251,3 @@ def leave_at_exit() -> None:
     """
     if dist.is_initialized():
         atexit.register(_destroy_dist_connection)
-
-
-def register() -> None:
-    """Make the strategy known to Fabric by name (once)."""
-    if NAME not in STRATEGY_REGISTRY:
-        description = "independent clients on each process"
-        options: dict[str, Any] = {"start_method": "popen"}
-        STRATEGY_REGISTRY.register(NAME, ClientParallelStrategy, description=description, **options)
