@@ -85,22 +85,7 @@ def data_module(config: Config) -> FederatedDataModule:
     Raises:
         ConfigError: they cannot be had, or cannot be partitioned as asked.
     """
-    data = FederatedDataModule(
-        name=config.data.name,
-        root=config.data.root,
-        num_clients=config.clients,
-        kappa=config.data.kappa,
-        fraction=config.data.fraction,
-        min_samples=config.data.min_samples,
-        test_share=config.data.test_share,
-        seed=config.seed_of("partition"),
-        verify=config.data.verify,
-        partition=config.data.partition,
-        classes_per_client=config.data.classes_per_client,
-        label=config.data.label,
-        planted=config.data.planted,
-        groups=config.data.groups,
-    )
+    data = FederatedDataModule(num_clients=config.clients, seed=config.seed_of("partition"), **dict(config.data))
     try:
         data.prepare_data()
         data.setup("fit")
@@ -187,8 +172,7 @@ def round_plan(
     stop: StopRequest,
 ) -> tuple[RoundPlan, str]:
     """Return what the rounds are made of, and why the engine in it was taken; needs a launched Fabric."""
-    sizes = data.sizes.tolist()
-    owners = assign([config.local.epochs * size for size in sizes], fabric.world_size)
+    owners = assign([config.local.epochs * size for size in data.sizes.tolist()], fabric.world_size)
     sharding = Sharding(owners, begin.layout.size, fabric.global_rank, fabric.device)
     aggregator = begin.aggregator.to(fabric.device)
     client = client_module(config, begin.net, aggregator)
@@ -218,8 +202,8 @@ def round_plan(
         sharding=sharding,
         layout=begin.layout,
         initial=begin.initial.to(fabric.device),
-        sizes=sizes,
-        test_sizes=data.test_sizes.tolist(),
+        weights=data.sizes.double(),
+        test_weights=data.test_sizes.double(),
         rounds=config.rounds,
         participation=config.participation,
         evaluation_every=config.evaluation.every,

@@ -47,8 +47,8 @@ class RoundPlan:
         sharding: who holds which rows and columns.
         layout: order of the columns.
         initial: (d,) the model that everybody starts from.
-        sizes: (K,) training samples of each client.
-        test_sizes: (K,) test samples of each client.
+        weights: (K,) float64: training samples of each client.
+        test_weights: (K,) float64: test samples of each client.
         rounds: number of rounds.
         participation: share of the clients that take part in a round.
         evaluation_every: rounds between evaluations; round 0 and the last round are always evaluated.
@@ -68,8 +68,8 @@ class RoundPlan:
     sharding: Sharding
     layout: ParameterLayout
     initial: Tensor
-    sizes: Sequence[int]
-    test_sizes: Sequence[int]
+    weights: Tensor
+    test_weights: Tensor
     rounds: int
     participation: float = 1.0
     evaluation_every: int = 1
@@ -78,16 +78,6 @@ class RoundPlan:
     seed: int = 0
     stop: StopRequest = field(default_factory=StopRequest)
     groups: Sequence[int] | None = None
-
-    @property
-    def weights(self) -> Tensor:
-        """(K,) float64: training samples of each client."""
-        return torch.tensor(list(self.sizes), dtype=torch.float64)
-
-    @property
-    def test_weights(self) -> Tensor:
-        """(K,) float64: test samples of each client."""
-        return torch.tensor(list(self.test_sizes), dtype=torch.float64)
 
     def participants(self, round_number: int) -> list[int]:
         """Return the clients that take part in a round, ascending; a function of the seed and the round alone."""

@@ -59,8 +59,8 @@ def small_federation(
         sharding=Sharding([clients], layout.size, 0, fabric.device),
         layout=layout,
         initial=initial,
-        sizes=[d.size for d in data],
-        test_sizes=[len(d.test_labels) for d in data],
+        weights=torch.tensor([d.size for d in data], dtype=torch.float64),
+        test_weights=torch.tensor([len(d.test_labels) for d in data], dtype=torch.float64),
         rounds=rounds,
         **options,
     )
