@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from jgesr_lightning.aggregators import Aggregator, build_aggregator
 from jgesr_lightning.callbacks.checkpoint import Checkpoint
 from jgesr_lightning.callbacks.files import ResultFiles, partition_table
-from jgesr_lightning.callbacks.orchestrator import RoundOrchestrator
 from jgesr_lightning.callbacks.progress import Progress
 from jgesr_lightning.callbacks.wandb_log import WandbLog
 from jgesr_lightning.channel import Uplink, noise_std_for
@@ -28,6 +27,7 @@ from jgesr_lightning.identity import group_name
 from jgesr_lightning.layout import ParameterLayout
 from jgesr_lightning.models import build_model, check_sizes, shape_arguments
 from jgesr_lightning.names import code_of, label
+from jgesr_lightning.orchestrator import RoundOrchestrator
 from jgesr_lightning.plan import RoundPlan
 from jgesr_lightning.regularisers import Proximal
 from jgesr_lightning.runtime.sharding import Sharding, assign

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from lightning.fabric import Fabric
@@ -13,25 +12,11 @@ from torch import Tensor
 from jgesr_lightning.aggregators.base import Aggregator
 from jgesr_lightning.channel import Uplink
 from jgesr_lightning.layout import ParameterLayout
+from jgesr_lightning.orchestrator import RoundOrchestrator
 from jgesr_lightning.runtime.sharding import Sharding
 from jgesr_lightning.runtime.signals import StopRequest
 from jgesr_lightning.seeding import PARTICIPATION, generator
 from jgesr_lightning.training.base import Engine
-
-
-class Collector(Protocol):
-    """The callback that gathers what the clients of this process made of the models they were sent.
-
-    Attributes:
-        trained: (clients of this process, d): after a round's training, one row a client.
-        asked: whether another callback wants the clients' state dicts.
-    """
-
-    trained: Tensor
-    asked: bool
-
-    def state_dict(self, row: int) -> dict[str, Tensor]:
-        """Return the model of local row `row` under its state-dict names."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +46,7 @@ class RoundPlan:
     """
 
     fabric: Fabric
-    collector: Collector
+    collector: RoundOrchestrator
     engine: Engine
     uplink: Uplink
     aggregator: Aggregator

@@ -5,11 +5,11 @@ from lightning.fabric import Fabric
 from torch import nn
 
 from jgesr_lightning.aggregators import build_aggregator
-from jgesr_lightning.callbacks.orchestrator import RoundOrchestrator
 from jgesr_lightning.channel import Uplink
 from jgesr_lightning.client import ClientModule
 from jgesr_lightning.federation import Federation
 from jgesr_lightning.layout import ParameterLayout
+from jgesr_lightning.orchestrator import RoundOrchestrator
 from jgesr_lightning.plan import RoundPlan
 from jgesr_lightning.runtime.sharding import Sharding
 from jgesr_lightning.training import ClientData, build_engine

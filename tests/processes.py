@@ -131,7 +131,7 @@ def models(run):
 
 def break_client_one_in_round_two():
     """Let the second round's training give client 1 a NaN."""
-    from jgesr_lightning.callbacks.orchestrator import RoundOrchestrator
+    from jgesr_lightning.orchestrator import RoundOrchestrator
 
     start, collect, now = RoundOrchestrator.on_round_start, RoundOrchestrator.on_client_delivered, {}
 
@@ -199,7 +199,7 @@ def allow_files_of_100_kB():  # noqa: N802
 
 def train_for_ever():
     """Let the training of a client have no end, in Python."""
-    from jgesr_lightning.callbacks.orchestrator import RoundOrchestrator
+    from jgesr_lightning.orchestrator import RoundOrchestrator
 
     def on_client_delivered(self, row, client, model):
         print("training for ever", flush=True)

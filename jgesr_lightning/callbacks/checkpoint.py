@@ -9,10 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from jgesr_lightning.plan import RoundPlan
-from jgesr_lightning.records import RoundRecord
+from jgesr_lightning.records import FederationState, RoundRecord
 from jgesr_lightning.runtime import checkpoint
 from jgesr_lightning.runtime.method_state import StateError, gathered
-from jgesr_lightning.state import FederationState
 from jgesr_lightning.timing import Stopwatch
 
 

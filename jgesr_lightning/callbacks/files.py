@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from jgesr_lightning.plan import RoundPlan
-from jgesr_lightning.records import RoundRecord, best_of, remarks
+from jgesr_lightning.records import FederationState, RoundRecord, best_of, remarks
 from jgesr_lightning.runtime.files import naming, write_atomically, write_text
-from jgesr_lightning.state import FederationState
 from jgesr_lightning.timing import Stopwatch
 
 PartitionTable = tuple[list[str], list[list[Any]]]

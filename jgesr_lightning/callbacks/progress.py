@@ -14,9 +14,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from jgesr_lightning.plan import RoundPlan
-from jgesr_lightning.records import RoundRecord
+from jgesr_lightning.records import FederationState, RoundRecord
 from jgesr_lightning.runtime.files import say
-from jgesr_lightning.state import FederationState
 from jgesr_lightning.timing import Stopwatch, duration
 
 

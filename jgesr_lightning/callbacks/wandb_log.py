@@ -17,7 +17,7 @@ from torch import Tensor
 from jgesr_lightning.callbacks import wandb_media as media
 from jgesr_lightning.callbacks.wandb_mode import resolve_mode, wandb_program
 from jgesr_lightning.paths import home, writable
-from jgesr_lightning.records import RoundRecord, best_of
+from jgesr_lightning.records import FederationState, RoundRecord, best_of
 from jgesr_lightning.runtime.files import write_text
 from jgesr_lightning.wandb_names import Labels
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from lightning.pytorch.loggers import WandbLogger
 
     from jgesr_lightning.plan import RoundPlan
-    from jgesr_lightning.state import FederationState
     from jgesr_lightning.timing import Stopwatch
 
 logger = logging.getLogger(__name__)

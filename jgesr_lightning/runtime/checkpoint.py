@@ -19,11 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from jgesr_lightning.records import RoundRecord
+from jgesr_lightning.records import FederationState, RoundRecord
 from jgesr_lightning.runtime import contents, digests
 from jgesr_lightning.runtime.files import move_aside, remedy, sync_folder
 from jgesr_lightning.runtime.sharding import Sharding
-from jgesr_lightning.state import FederationState
 
 SCHEMA = 1
 STATE = "state.pt"

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from jgesr_lightning.records import RoundRecord
+from jgesr_lightning.records import FederationState, RoundRecord
 from jgesr_lightning.runtime import checkpoint
 from jgesr_lightning.runtime.checkpoint import CheckpointError, Found, find
 from jgesr_lightning.runtime.sharding import Sharding
-from jgesr_lightning.state import FederationState
 
 CPU = torch.device("cpu")
 
