@@ -56,9 +56,9 @@ BUILTIN: dict[str, dict[str, Any]] = {
         "mnist": "jgesr_lightning.data.sources:find_mnist",
         "cifar10": "jgesr_lightning.data.sources:find_cifar10",
         "synthetic": "jgesr_lightning.data.sources:find_synthetic",
-        "folder": "jgesr_lightning.data.own:find_folder",
-        "tensors": "jgesr_lightning.data.own:find_tensors",
-        "clients": "jgesr_lightning.data.own:find_clients",
+        "folder": "jgesr_lightning.data.folders:find_folder",
+        "tensors": "jgesr_lightning.data.tensors:find_tensors",
+        "clients": "jgesr_lightning.data.clientfiles:find_clients",
     },
     "models": {
         "lenet": "jgesr_lightning.models.plain:lenet",

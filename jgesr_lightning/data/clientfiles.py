@@ -10,16 +10,17 @@ from torch import Tensor
 
 from jgesr_lightning.data.dataset import DataError, RawDataset, make_dataset, summary_of
 from jgesr_lightning.data.folders import beside
+from jgesr_lightning.data.registry import Source, check_place, looking_into
 from jgesr_lightning.data.samples import LabelArray, encode, inputs_of, labels_of
-from jgesr_lightning.data.tables import TABLE, as_labels, read_table
+from jgesr_lightning.data.tables import READING, TABLE, as_labels, read_table
 from jgesr_lightning.data.tensors import SUFFIXES, read_entries
 
 Files = dict[str, Path]  # a client's name -> its file
 KNOWN = (*SUFFIXES, TABLE)
 
 
-def list_clients(root: Path) -> tuple[Files, Files, str]:
-    """Return each client's file of training samples, of test samples (none: these are to be split), and what was left.
+def find_clients(root: Path, given: bool, label: str) -> Source:
+    """Find one .pt, .npz or .csv file a client in the folder, or in its `train/` and `test/`.
 
     Clients are named by their files, without the ending, and numbered in alphabetical order of these names.
 
@@ -27,6 +28,16 @@ def list_clients(root: Path) -> tuple[Files, Files, str]:
         DataError: there are no such files, two of one name, or a client has a part of two.
 
     """
+    check_place("clients", "the folder with one .pt, .npz or .csv file a client", root, given)
+    with looking_into(root):
+        train, test, left_out = _list(root)
+    files = (*train.values(), *test.values())
+    settings = f", label {label!r}, tables {READING}, {left_out}"
+    return Source(lambda: _read_all(root, train, test, label, left_out), files, settings, beside=False)
+
+
+def _list(root: Path) -> tuple[Files, Files, str]:
+    """Return each client's file of training samples, of test samples (none: to be split), and what was left out."""
     split = os.path.isdir(root / "train") and os.path.isdir(root / "test")
     left_out = beside(root) if split else []
     train = _files(root / "train" if split else root, root, left_out)
@@ -38,21 +49,8 @@ def list_clients(root: Path) -> tuple[Files, Files, str]:
     return train, {client: test[client] for client in train if split}, summary_of(left_out)
 
 
-def read_clients(name: str, root: Path, train: Files, test: Files, label: str, left_out: str = "") -> RawDataset:
-    """Return the data set in clients' own files; each sample knows whose it is.
-
-    Args:
-        name: name of the data set.
-        root: the folder, for messages.
-        train: each client's file of training samples.
-        test: each client's file of test samples; empty: there are none.
-        label: column of labels in .csv files.
-        left_out: what is to be said about other files.
-
-    Raises:
-        DataError: a file is damaged, or files do not fit together.
-
-    """
+def _read_all(root: Path, train: Files, test: Files, label: str, left_out: str) -> RawDataset:
+    """Return the data set in clients' own files; each sample knows whose it is."""
     read = [(path, *_read(path, label)) for files in (train, test) for path in files.values()]
     first, columns, kind, _ = read[0]
     for path, own, inputs, _ in read:
@@ -76,7 +74,7 @@ def read_clients(name: str, root: Path, train: Files, test: Files, label: str, l
     samples, owners = joined(slice(K))
     test_samples, test_owners = joined(slice(K, None)) if test else (None, None)
     own_ids = {"clients": tuple(train), "train_clients": owners, "test_clients": test_owners}
-    return make_dataset(name, samples, test_samples, classes, root, left_out=left_out, features=columns, **own_ids)
+    return make_dataset("clients", samples, test_samples, classes, root, left_out=left_out, features=columns, **own_ids)
 
 
 def _files(folder: Path, root: Path, left_out: list[str]) -> Files:

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from jgesr_lightning.data.archive import read_file
-from jgesr_lightning.data.dataset import DataError, RawDataset, Split, check_classes, make_dataset, summary_of
+from jgesr_lightning.data.dataset import DataError, RawDataset, check_classes, make_dataset, summary_of
 from jgesr_lightning.data.images import decode_image
+from jgesr_lightning.data.registry import Source, check_place, looking_into
 
 FORMATS = {
     ".png": "PNG",
@@ -33,16 +34,26 @@ PARTS = ("train", "training", "test", "testing", "val", "valid", "validation")  
 Tree = dict[str, list[Path]]  # a class -> its images
 
 
-def list_images(root: Path) -> tuple[Tree, Tree | None, str]:
-    """Return the images of each class, for training and for testing (None: one tree for both), and what was left out.
+def find_folder(root: Path, given: bool) -> Source:
+    """Find images at `<class>/**` below the folder, or below its `train/` and `test/`.
 
-    The test/ tree is not used: clients are tested on what they themselves hold, of train/. It is said so.
+    The test/ tree is not used: clients are tested on what they themselves hold, of train/. It is said so. Grey images
+    have one channel; where any image is in colour, all have three.
 
     Raises:
         DataError: there are no images, one of `train/` and `test/` alone or under other names, or a class for testing
             only.
 
     """
+    check_place("folder", "the folder with one folder of images a class", root, given)
+    with looking_into(root):
+        train, test, left_out = _list(root)
+    files = tuple(path for tree in (train, test) for images in tree.values() for path in images)
+    return Source(lambda: _read(root, train, test, left_out), files, left_out, beside=False)
+
+
+def _list(root: Path) -> tuple[Tree, Tree, str]:
+    """Return the images of each class, for training and for testing (empty: one tree for both), and what was left."""
     left_out: list[str] = []
     parts = [name for name in ("train", "test") if os.path.isdir(root / name)]
     if len(parts) == 1 and any(path.is_dir() for path in (root / parts[0]).iterdir()):
@@ -57,7 +68,7 @@ def list_images(root: Path) -> tuple[Tree, Tree | None, str]:
                 f"{root} holds {', '.join(tree)}, which look like parts of a set rather than classes; call them train "
                 "and test, or name one of them in data.root"
             )
-        return tree, None, summary_of(left_out)
+        return tree, {}, summary_of(left_out)
     left_out += beside(root)
     train, test = (class_tree(root / name, root, left_out) for name in ("train", "test"))
     unknown = sorted(test.keys() - train.keys())
@@ -67,34 +78,16 @@ def list_images(root: Path) -> tuple[Tree, Tree | None, str]:
     return train, test, "; ".join(filter(None, (summary_of(left_out), unused)))
 
 
-def read_images(name: str, root: Path, train: Tree, test: Tree | None, left_out: str = "") -> RawDataset:
-    """Decode image folders. Grey images have one channel; where any image is in colour, all have three.
-
-    Args:
-        name: name of the data set.
-        root: the folder, for messages.
-        train: images of each class.
-        test: the same for testing; None: there are none.
-        left_out: what is to be said about other files.
-
-    Raises:
-        DataError: an image is damaged, of another size than the first, or of more than 8 bits a channel.
-
-    """
+def _read(root: Path, train: Tree, test: Tree, left_out: str) -> RawDataset:
     classes = tuple(sorted(train))
     check_classes(root, classes)  # before anything is decoded
-    files = [path for tree in (train, test or {}) for label in classes for path in tree.get(label, [])]
-    images = _decode_all(files)
-    sizes = [len(train[label]) for label in classes]
-    first = images[: sum(sizes)], _labels(sizes)
-    rest: Split | None = None
-    if test is not None:
-        rest = images[sum(sizes) :], _labels([len(test.get(label, [])) for label in classes])
-    return make_dataset(name, first, rest, classes, root, left_out=left_out)
-
-
-def _labels(sizes: list[int]) -> Tensor:
-    return torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    images = _decode_all([path for tree in (train, test) for label in classes for path in tree.get(label, [])])
+    labels, tested = (
+        torch.arange(len(classes)).repeat_interleave(torch.tensor([len(tree.get(label, [])) for label in classes]))
+        for tree in (train, test)
+    )
+    rest = (images[len(labels) :], tested) if test else None
+    return make_dataset("folder", (images[: len(labels)], labels), rest, classes, root, left_out=left_out)
 
 
 def beside(root: Path) -> list[str]:
@@ -153,11 +146,11 @@ def _refuse(error: OSError) -> None:
 
 
 def _decode_all(files: list[Path]) -> Tensor:
-    first = _decode(files[0], None)
+    first = read_image(files[0], None, None)
     height, width, *colour = first.shape
     images = _room(files, (height, width, *colour))
     for k, path in enumerate(files):
-        image = first if k == 0 else _decode(path, (width, height), files[0])
+        image = first if k == 0 else read_image(path, None, (width, height), f", as {files[0]} is")
         if image.ndim == 3 and images.ndim == 3:  # the first one in colour: those before it were grey
             former, images = images, _room(files, (height, width, 3))
             images[:k] = former[:k, :, :, None]
@@ -171,10 +164,6 @@ def _room(files: list[Path], shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
         return np.empty((len(files), *shape), np.uint8)
     except (MemoryError, ValueError):
         raise DataError(f"{files[0]} and {len(files) - 1} images like it ({shape}) do not fit into memory") from None
-
-
-def _decode(path: Path, size: tuple[int, int] | None, like: Path | None = None) -> npt.NDArray[np.uint8]:
-    return read_image(path, None, size, "" if like is None else f", as {like} is")
 
 
 def read_image(path: Path, mode: str | None, size: tuple[int, int] | None, why: str = "") -> npt.NDArray[np.uint8]:

@@ -33,7 +33,7 @@ class FederatedDataModule(LightningDataModule):
     alone.
 
     Args:
-        name: data set; see `jgesr_lightning.data.sources` and `jgesr_lightning.data.own`.
+        name: data set; see `names.BUILTIN`.
         root: data folder or file; None means environment variable JGESR_DATA, else `data`.
         num_clients: number of clients K.
         kappa: concentration of the Dirichlet partitions; the smaller, the more the clients differ.

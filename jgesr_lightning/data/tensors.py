@@ -1,21 +1,66 @@
-"""Samples in one file, .pt or .npz: entries x and y and, where the data know of clients, `clients`."""
+"""Samples in one file, .pt or .npz: x and y and, where the data know of clients, `clients`; nothing is unpickled."""
 
 from __future__ import annotations
 
+import os
 import warnings
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from jgesr_lightning.data.dataset import DataError, RawDataset, make_dataset
-from jgesr_lightning.data.npz import read_npz
+from jgesr_lightning.data.registry import Source, check_place
 from jgesr_lightning.data.samples import encode, inputs_of, labels_of
 
 SUFFIXES = (".pt", ".npz")
 ENTRIES = ("x", "y", "clients", "classes")
+NPZ_LIMIT = 64 << 30  # bytes of all arrays together: a compressed file may claim any number
+
+
+def find_tensors(root: Path, given: bool) -> Source:
+    """Find one .pt or .npz file: the one that is named, or the only one in the folder."""
+    what = "the .pt or .npz file with x and y, or the folder that holds it"
+    check_place("tensors", what, root, given, file=True)
+    path = root
+    if os.path.isdir(root):
+        found = sorted(p for p in root.iterdir() if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
+        if len(found) != 1:
+            names = ", ".join(p.name for p in found)[:100] or "none"
+            raise DataError(
+                f"tensors: {root} must hold one .pt or .npz file and holds {names}; name the file in data.root"
+            )
+        path = found[0]
+    if path.suffix.lower() not in SUFFIXES or not os.path.isfile(path):
+        raise DataError(f"tensors: {path} must be a .pt or .npz file")
+    return Source(lambda: _read(path), (path,), beside=False)
+
+
+def read_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays in a .npz file by their names, in the file's order.
+
+    Raises:
+        DataError: there is no such file, it is damaged, or an array holds Python objects, which would be unpickled.
+
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(member.file_size for member in archive.infolist())
+        if size > NPZ_LIMIT:
+            raise DataError(f"{path} says that it holds {size:,} bytes, more than {NPZ_LIMIT:,}")
+        with np.load(path, allow_pickle=False) as content:
+            return {name: np.asarray(content[name]) for name in content.files}
+    except DataError:
+        raise
+    except Exception as error:  # zip files and headers can be damaged in any way
+        reason = " ".join(str(error).split())[:120]
+        if "allow_pickle" in reason or "Object arrays" in reason:
+            reason = "an array in it holds Python objects; save plain numbers or texts"
+        raise DataError(f"{path} cannot be read as .npz ({reason or type(error).__name__})") from error
 
 
 def read_entries(path: Path, needed: Sequence[str] = ("x", "y")) -> dict[str, Any]:
@@ -47,7 +92,7 @@ def read_entries(path: Path, needed: Sequence[str] = ("x", "y")) -> dict[str, An
     return {str(name): value for name, value in content.items()}
 
 
-def read_tensors(name: str, path: Path) -> RawDataset:
+def _read(path: Path) -> RawDataset:
     """Return the data set in one .pt or .npz file.
 
     Its entries are x (see `samples.inputs_of`), y (whole numbers or, in .npz, texts), and, if given, `clients` (the
@@ -67,7 +112,7 @@ def read_tensors(name: str, path: Path) -> RawDataset:
         optional["clients"], (optional["train_clients"],) = encode([(path, ids)], what="client")
     others = sorted(entries.keys() - set(ENTRIES))
     left_out = f"left out the entries {', '.join(others)[:100]}" if others else ""
-    return make_dataset(name, (inputs, labels), None, classes, path, left_out=left_out, **optional)
+    return make_dataset("tensors", (inputs, labels), None, classes, path, left_out=left_out, **optional)
 
 
 def _names(path: Path, classes: Any) -> list[str] | None:
