@@ -29,14 +29,13 @@ LONGEST_NAME = 255
 Batch = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.str_]]  # pixels, labels, file names
 
 
-def read_batches(name: str, path: Path, verify: bool = True) -> RawDataset:
+def read_batches(path: Path, verify: bool = True) -> RawDataset:
     """Read the pickles in a folder, or in the archive if `path` is a file.
 
     Images are sorted by class, then by file name. That is the order of the image-folder archive: the same experiment is
     the same from either source.
 
     Args:
-        name: name of the data set.
         path: folder or archive.
         verify: whether each pickle must have the published checksum; it is compared before anything is unpickled.
 
@@ -57,7 +56,7 @@ def read_batches(name: str, path: Path, verify: bool = True) -> RawDataset:
             batches.append(_read_batch(content))
         except (ValueError, pickle.UnpicklingError) as error:
             raise DataError(f"{where} is damaged ({error}); remove it or put a good copy there") from error
-    return make_dataset(name, _join(batches[:-1]), _join(batches[-1:]), CLASSES)
+    return make_dataset("cifar10", _join(batches[:-1]), _join(batches[-1:]), CLASSES)
 
 
 def _read_batch(content: bytes | memoryview) -> Batch:

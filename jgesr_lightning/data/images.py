@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -24,14 +24,13 @@ FILE_LIMIT = 16_384  # bytes of one image, which raw has 3,072
 SIZE = (32, 32)
 GREY = ("1", "L", "LA")  # modes without colour
 
-Member = tuple[str, str, str, bytes | memoryview]  # split, class, file name, content
+Member = tuple[str, str, str, memoryview]  # split, class, file name, content
 
 
-def read_archive(name: str, path: Path, verify: bool = True) -> RawDataset:
-    """Decode an image-folder archive (.tgz), without unpacking it to disk.
+def read_archive(path: Path, verify: bool = True) -> RawDataset:
+    """Decode CIFAR-10 as an image-folder archive (.tgz), without unpacking it to disk.
 
     Args:
-        name: name of the data set.
         path: the archive.
         verify: whether its images must be the published ones.
 
@@ -39,23 +38,13 @@ def read_archive(name: str, path: Path, verify: bool = True) -> RawDataset:
         DataError: the archive is damaged or another one, or is not laid out as `.../{train,test}/<class>/*.png`.
 
     """
-    members, left_out = [], []
-    for entry, content in read_tgz(path, ARCHIVE_LIMIT, ARCHIVE_ENTRIES).items():
-        place = _place(entry)
-        members += [] if place is None else [(*place, content)]
-        left_out += [entry] if place is None else []
-    return _decode(name, path, members, left_out, verify)
+    return _decode(path, read_tgz(path, ARCHIVE_LIMIT, ARCHIVE_ENTRIES).items(), verify)
 
 
-def read_folder(name: str, path: Path, verify: bool = True) -> RawDataset:
-    """Decode an unpacked image folder; the result equals that of its archive, and so do arguments and errors."""
-    members: list[Member] = []
-    left_out = []
-    for file in (file for split in ("train", "test") for file in (path / split).glob("*/*")):
-        place = _place(file.as_posix())
-        members += [] if place is None else [(*place, read_file(file, FILE_LIMIT))]
-        left_out += [file.relative_to(path).as_posix()] if place is None else []
-    return _decode(name, path, members, left_out, verify)
+def read_folder(path: Path, verify: bool = True) -> RawDataset:
+    """Decode the unpacked image folder; the result equals that of its archive, and so do arguments and errors."""
+    files = (file for split in ("train", "test") for file in (path / split).glob("*/*"))
+    return _decode(path, ((file.relative_to(path).as_posix(), file) for file in files), verify)
 
 
 def _place(entry: str) -> tuple[str, str, str] | None:
@@ -66,8 +55,16 @@ def _place(entry: str) -> tuple[str, str, str] | None:
     return None if parts[-1].startswith(".") or parts[-2].startswith(".") else (parts[-3], parts[-2], parts[-1])
 
 
-def _decode(name: str, path: Path, members: Sequence[Member], left_out: Sequence[str], verify: bool) -> RawDataset:
-    members = sorted(members, key=lambda member: member[:3])  # one order, whatever the file system's or the archive's
+def _decode(path: Path, entries: Iterable[tuple[str, Path | memoryview]], verify: bool) -> RawDataset:
+    """Return the data set in entries that are named by their places, each with its file or its content."""
+    members: list[Member] = []
+    left_out = []
+    for entry, content in entries:
+        if place := _place(entry):
+            members.append((*place, read_file(content, FILE_LIMIT) if isinstance(content, Path) else content))
+        else:
+            left_out.append(entry)
+    members.sort(key=lambda member: member[:3])  # one order, whatever the file system's or the archive's
     classes = tuple(sorted({label for _, label, _, _ in members}))
     splits = {}
     for split in ("train", "test"):
@@ -78,7 +75,7 @@ def _decode(name: str, path: Path, members: Sequence[Member], left_out: Sequence
         splits[split] = _decode_all(path, own), labels
     if verify:
         published.check_images(path, splits)
-    return make_dataset(name, splits["train"], splits["test"], classes, path, left_out=summary_of(left_out))
+    return make_dataset("cifar10", splits["train"], splits["test"], classes, path, left_out=summary_of(left_out))
 
 
 def _decode_all(path: Path, members: Sequence[Member]) -> Tensor:

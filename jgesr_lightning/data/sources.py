@@ -142,19 +142,19 @@ def find_cifar10(root: Path, download: bool, verify: bool) -> Source:
     batches, packed, archive, folder = (
         root / name for name in (cifar.FOLDER, "cifar-10-python.tar.gz", "cifar10.tgz", "cifar10")
     )
-    if all(os.path.isfile(batches / file) for file in (*cifar.TRAIN_FILES, cifar.TEST_FILE)):
-        files = tuple(batches / file for file in (*cifar.TRAIN_FILES, cifar.TEST_FILE))
-        return Source(lambda: cifar.read_batches("cifar10", batches, verify), files, _unverified(verify))
+    parts = tuple(batches / file for file in (*cifar.TRAIN_FILES, cifar.TEST_FILE))
+    if all(map(os.path.isfile, parts)):
+        return Source(lambda: cifar.read_batches(batches, verify), parts, _unverified(verify))
     if os.path.isfile(packed):
-        return Source(lambda: cifar.read_batches("cifar10", packed, verify), (packed,), _unverified(verify))
+        return Source(lambda: cifar.read_batches(packed, verify), (packed,), _unverified(verify))
     if os.path.isfile(archive):
-        return Source(lambda: images.read_archive("cifar10", archive, verify), (archive,), _unverified(verify))
+        return Source(lambda: images.read_archive(archive, verify), (archive,), _unverified(verify))
     if os.path.isdir(folder / "train") and os.path.isdir(folder / "test"):
         classes = tuple(sorted(folder.glob("*/*/")))
-        return Source(lambda: images.read_folder("cifar10", folder, verify), classes, _unverified(verify))
+        return Source(lambda: images.read_folder(folder, verify), classes, _unverified(verify))
     tried = _fetch_cifar10(packed) if download else []
     if os.path.isfile(packed):
-        return Source(lambda: cifar.read_batches("cifar10", packed, verify), (packed,), _unverified(verify))
+        return Source(lambda: cifar.read_batches(packed, verify), (packed,), _unverified(verify))
     raise DataError(
         f"cifar10: {root} holds none of {cifar.FOLDER}/, {packed.name}, {archive.name}, {folder.name}/{{train,test}}/"
         f"{_attempts(tried)}; put one of them there, or name the folder that holds it in data.root or JGESR_DATA"

@@ -201,7 +201,7 @@ def test_a_batch_that_is_not_the_published_one_is_never_unpickled(tmp_path, cifa
     with pytest.raises(
         DataError, match=r"cifar-10-batches-py/data_batch_1 in .*tar.gz is damaged or not the published"
     ):
-        read_batches("cifar10", tmp_path / "cifar-10-python.tar.gz")
+        read_batches(tmp_path / "cifar-10-python.tar.gz")
 
 
 def test_the_checksums_are_those_that_torchvision_publishes():
@@ -217,7 +217,7 @@ def test_what_is_checked_is_the_content(tmp_path):
 
 
 def test_images_are_the_same_in_any_order_and_another_class_is_not(tmp_path, cifar_archive, monkeypatch):
-    dataset = read_archive("cifar10", cifar_archive(tmp_path / "cifar10.tgz"), verify=False)
+    dataset = read_archive(cifar_archive(tmp_path / "cifar10.tgz"), verify=False)
     images, labels = dataset.train_inputs, dataset.train_labels
     order = torch.randperm(50, generator=torch.Generator().manual_seed(0))
     digest = image_digest(images, labels)
@@ -227,14 +227,14 @@ def test_images_are_the_same_in_any_order_and_another_class_is_not(tmp_path, cif
     changed[7, 1, 3, 3] ^= 1
     assert image_digest(changed, labels) != digest
     with pytest.raises(DataError, match="holds 50 train images, 50000 were published"):
-        read_archive("cifar10", tmp_path / "cifar10.tgz")
+        read_archive(tmp_path / "cifar10.tgz")
     test_digest = image_digest(dataset.test_inputs, dataset.test_labels)
     monkeypatch.setattr(published, "CIFAR10_IMAGES", {"train": (50, digest), "test": (20, test_digest)})
-    read_archive("cifar10", tmp_path / "cifar10.tgz")
+    read_archive(tmp_path / "cifar10.tgz")
     files = [("train", 0, f"{i}.png", image_of("train", 1, i)) for i in range(50)]
     files += [("test", 0, f"{i}.png", image_of("test", 1, i)) for i in range(20)]
     with pytest.raises(DataError, match="its train images or their classes are not the published ones"):
-        read_archive("cifar10", cifar_archive(tmp_path / "other.tgz", files))
+        read_archive(cifar_archive(tmp_path / "other.tgz", files))
 
 
 @pytest.mark.parametrize("name", ["mnist", "cifar10"])
@@ -257,7 +257,7 @@ def test_dot_folders_and_other_files_are_left_out_and_said(tmp_path, cifar_archi
     with tarfile.open(cifar_archive(tmp_path / "cifar10.tgz")) as archive:
         unpack(archive, tmp_path)
     train = tmp_path / "cifar10" / "train"
-    plain = read_folder("cifar10", tmp_path / "cifar10", verify=False)
+    plain = read_folder(tmp_path / "cifar10", verify=False)
     assert plain.left_out == ""
     (train / "cat" / "notes.txt").write_text("x")
     hidden = train / ".ipynb_checkpoints"
@@ -266,7 +266,7 @@ def test_dot_folders_and_other_files_are_left_out_and_said(tmp_path, cifar_archi
     (hidden / "a-checkpoint.png").write_bytes(picture.read_bytes())
     (train / "cat" / ".ipynb_checkpoints").mkdir()
     picture.rename(picture.with_suffix(".PNG"))
-    dataset = read_folder("cifar10", tmp_path / "cifar10", verify=False)
+    dataset = read_folder(tmp_path / "cifar10", verify=False)
     assert dataset.classes == CLASSES
     assert len(dataset.train_inputs) == 50
     assert dataset.left_out == (
@@ -371,7 +371,7 @@ def test_a_picture_that_claims_to_be_huge_is_named_and_not_decoded(tmp_path, cif
     files = [(split, 0, "a.png", image_of(split, 0, 0)) for split in ("train", "test")]
     path = cifar_archive(tmp_path / "x.tgz", [*files, ("train", 1, "b.png", claimed(side, side))])
     with pytest.raises(DataError, match=rf"{path}: train/automobile/b.png .*{message}"):
-        read_archive("cifar10", path, verify=False)
+        read_archive(path, verify=False)
 
 
 @pytest.mark.parametrize(
@@ -394,7 +394,7 @@ def test_pickles_of_other_kinds_are_named(tmp_path, cifar_batches, batch):
     folder = cifar_batches(tmp_path / "cifar-10-batches-py")
     (folder / "data_batch_2").write_bytes(pickle.dumps(batch, protocol=2))
     with pytest.raises(DataError, match=f"^{folder}/data_batch_2 is damaged") as caught:
-        read_batches("cifar10", folder, verify=False)
+        read_batches(folder, verify=False)
     assert "\n" not in str(caught.value)
 
 
