@@ -20,10 +20,11 @@ CELL = ("data.name", "channel.noise", "channel.missing_rate")
 SEEDS = ("seed", "seeds")
 """Settings that only choose among equally valid runs."""
 
-_NO_INFLUENCE = (  # where, how fast and how often; not what comes out
-    "name", "output_dir", "resume", "engine", "deterministic", "data.root", "data.verify", "evaluation", "checkpoint",
-    "logging", "metric", "runtime.accelerator", "runtime.devices", "runtime.num_nodes",
+NO_INFLUENCE = (
+    "name", "output_dir", "resume", "engine", "deterministic", "data.root", "data.verify", "checkpoint", "logging",
+    "metric", "runtime.accelerator", "runtime.devices", "runtime.num_nodes",
 )  # fmt: skip
+"""Keys and sections that say where, how fast and how often; not what comes out. A run may go on with others."""
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -56,12 +57,8 @@ def condition(config: Mapping[str, Any]) -> dict[str, Any]:
     if own and isinstance(root := flat.get("data.root"), str):
         with suppress(PathError):  # runs of before have it as it was written, and its home folder may be of elsewhere
             flat["data.root"] = absolute(root)
-    return {
-        key: rounded(value)
-        for key, value in flat.items()
-        if key in own
-        or not any(key == left_out or key.startswith(f"{left_out}.") for left_out in (*_NO_INFLUENCE, *SEEDS))
-    }
+    left_out = tuple(f"{key}." for key in (*NO_INFLUENCE, "evaluation", *SEEDS))
+    return {key: rounded(value) for key, value in flat.items() if key in own or not f"{key}.".startswith(left_out)}
 
 
 def relocated(former: Mapping[str, Any], present: Mapping[str, Any]) -> dict[str, Any]:

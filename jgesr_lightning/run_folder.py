@@ -11,18 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from jgesr_lightning.config import Config, ConfigError, completed, load_config, to_dict, to_yaml
-from jgesr_lightning.identity import flatten, relocated
+from jgesr_lightning.identity import NO_INFLUENCE, flatten, relocated
 from jgesr_lightning.names import code_of
 from jgesr_lightning.paths import user_path
 from jgesr_lightning.runtime import checkpoint
 from jgesr_lightning.runtime.files import InUseError, locked, move_aside, say, write_text
 from jgesr_lightning.summary import DamagedSummaryError, data_digest, read_summary
-
-FREE_ON_RESUME = (
-    *("name", "output_dir", "resume", "rounds", "engine", "deterministic", "checkpoint", "logging", "metric"),
-    *("data.root", "data.verify", "runtime.accelerator", "runtime.devices", "runtime.num_nodes"),
-)
-"""Keys and sections that may differ between a checkpoint and the run that goes on from it: they change no result."""
 
 METHOD = "aggregator.name"
 
@@ -196,7 +190,7 @@ def _differences(former: dict[str, Any], present: dict[str, Any]) -> list[str]:
     keys = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
     if METHOD in keys:  # which has settings of its own
         keys = [key for key in keys if key == METHOD or not key.startswith("aggregator.")]
-    free = tuple(f"{key}." for key in FREE_ON_RESUME)
+    free = tuple(f"{key}." for key in (*NO_INFLUENCE, "rounds"))
     laxer = {
         key for key, order in LAXER.items()
         if {old.get(key), new.get(key)} <= set(order) and order.index(old[key]) < order.index(new[key])
