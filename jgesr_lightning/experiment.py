@@ -18,13 +18,13 @@ from jgesr_lightning.config import Config, ConfigError, to_dict
 from jgesr_lightning.data import FederatedDataModule
 from jgesr_lightning.failure import RunError, account, account_for_lost, forget
 from jgesr_lightning.federation import Federation, NonFiniteError
+from jgesr_lightning.files import say
 from jgesr_lightning.names import label
 from jgesr_lightning.plan import RoundPlan
 from jgesr_lightning.reporting.sources import UNREADABLE, Folder
 from jgesr_lightning.run_folder import Opening, changed_code, open_folder, run_folder
 from jgesr_lightning.runtime import checkpoint
 from jgesr_lightning.runtime.environment import OURSELVES, LaunchError, is_first, seat
-from jgesr_lightning.runtime.files import say
 from jgesr_lightning.runtime.launch import Launch, build_fabric, meet_early, started_by_fabric_run
 from jgesr_lightning.runtime.launch import plan as plan_launch
 from jgesr_lightning.runtime.libraries import set_for_a_run

@@ -12,8 +12,8 @@ from typing import NoReturn
 from jgesr_lightning.callbacks.files import ResultFiles
 from jgesr_lightning.config import Config, ConfigError
 from jgesr_lightning.federation import NonFiniteError
+from jgesr_lightning.files import no_room, remedy, say, write_text
 from jgesr_lightning.runtime import checkpoint
-from jgesr_lightning.runtime.files import no_room, remedy, say, write_text
 from jgesr_lightning.runtime.rendezvous import MeetingError
 from jgesr_lightning.runtime.sharding import PeerLostError
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from jgesr_lightning.config import Config, ConfigError, completed, load_config, to_dict, to_yaml
+from jgesr_lightning.files import InUseError, locked, move_aside, say, write_text
 from jgesr_lightning.identity import NO_INFLUENCE, flatten, relocated
 from jgesr_lightning.names import code_of
 from jgesr_lightning.paths import user_path
 from jgesr_lightning.runtime import checkpoint
-from jgesr_lightning.runtime.files import InUseError, locked, move_aside, say, write_text
 from jgesr_lightning.summary import DamagedSummaryError, data_digest, read_summary
 
 METHOD = "aggregator.name"

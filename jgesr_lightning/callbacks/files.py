@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from jgesr_lightning.files import naming, write_atomically, write_text
 from jgesr_lightning.plan import RoundPlan
 from jgesr_lightning.records import FederationState, RoundRecord, best_of, remarks
-from jgesr_lightning.runtime.files import naming, write_atomically, write_text
 from jgesr_lightning.timing import Stopwatch
 
 PartitionTable = tuple[list[str], list[list[Any]]]

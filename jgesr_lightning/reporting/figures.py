@@ -16,6 +16,7 @@ import numpy as np
 
 from jgesr_lightning.arguments import CommandParser, first_line
 from jgesr_lightning.config import ConfigError
+from jgesr_lightning.files import write_text
 from jgesr_lightning.paths import user_folder
 from jgesr_lightning.reporting import plots
 from jgesr_lightning.reporting.agg import Figure
@@ -46,7 +47,6 @@ from jgesr_lightning.reporting.tables import (
     when,
 )
 from jgesr_lightning.reporting.text import shown
-from jgesr_lightning.runtime.files import write_text
 from jgesr_lightning.summary import higher_is_better
 
 _TRIVIAL = ("local", "fedavg", "fedprox")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from jgesr_lightning.arguments import CommandParser, first_line
 from jgesr_lightning.checks import nearest
 from jgesr_lightning.config import ConfigError
+from jgesr_lightning.files import write_text
 from jgesr_lightning.identity import SEEDS
 from jgesr_lightning.paths import user_folder
 from jgesr_lightning.reporting import plots
@@ -21,7 +22,6 @@ from jgesr_lightning.reporting.options import add_places
 from jgesr_lightning.reporting.runs import Run
 from jgesr_lightning.reporting.tables import METRIC, accuracies_only, tables_of
 from jgesr_lightning.reporting.text import shown
-from jgesr_lightning.runtime.files import write_text
 from jgesr_lightning.summary import higher_is_better
 
 WRITERS: Mapping[str, tuple[str, Callable[[Map], str]]] = {

@@ -23,6 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.cluster.hierarchy import linkage
 from scipy.spatial.distance import squareform
 
+from jgesr_lightning.files import write_atomically
 from jgesr_lightning.reporting.agg import (
     Axes,
     Bbox,
@@ -35,7 +36,6 @@ from jgesr_lightning.reporting.agg import (
     mpl,
 )
 from jgesr_lightning.reporting.text import figure_text
-from jgesr_lightning.runtime.files import write_atomically
 
 Array = NDArray[np.float64]
 Looks = Mapping[str, dict[str, Any]]

@@ -16,6 +16,7 @@ from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
 from jgesr_lightning.arguments import CommandParser, first_line
+from jgesr_lightning.files import write_text
 from jgesr_lightning.paths import PathError, user_file
 from jgesr_lightning.reporting import plots
 from jgesr_lightning.reporting.collection import titles
@@ -30,7 +31,6 @@ from jgesr_lightning.reporting.sources import Folder
 from jgesr_lightning.reporting.tables import Findings, column_title, in_percent, protocol_text, tables_of
 from jgesr_lightning.reporting.text import shown
 from jgesr_lightning.reporting.words import reading, summary
-from jgesr_lightning.runtime.files import write_text
 
 LIMIT = 1_900_000
 """Bytes beyond which pictures are left out, and named: the page stays below two megabytes."""

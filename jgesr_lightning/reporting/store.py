@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from jgesr_lightning.files import write_atomically
 from jgesr_lightning.identity import flatten
 from jgesr_lightning.reporting.collection import Collection
 from jgesr_lightning.reporting.runs import Run
 from jgesr_lightning.reporting.sources import curve_names
 from jgesr_lightning.reporting.stored import FORMAT, VERSION
-from jgesr_lightning.runtime.files import write_atomically
 
 _DIGITS = 6
 _TRACE = 400  # points of an objective's trace

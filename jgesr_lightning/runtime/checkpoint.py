@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from jgesr_lightning.files import move_aside, remedy, sync_folder
 from jgesr_lightning.records import FederationState, RoundRecord
 from jgesr_lightning.runtime import contents, digests
-from jgesr_lightning.runtime.files import move_aside, remedy, sync_folder
 from jgesr_lightning.runtime.sharding import Sharding
 
 SCHEMA = 1

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO
 
-from jgesr_lightning.runtime.files import write_atomically, write_text
+from jgesr_lightning.files import write_atomically, write_text
 
 NAME = "digests.json"
 

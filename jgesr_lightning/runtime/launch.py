@@ -19,9 +19,9 @@ from lightning.fabric import Fabric
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities import rank_zero_only
 
+from jgesr_lightning.files import say
 from jgesr_lightning.runtime import environment, rendezvous, strategy
 from jgesr_lightning.runtime.environment import HERE, OURSELVES, SRUN, LaunchError, Seat
-from jgesr_lightning.runtime.files import say
 from jgesr_lightning.runtime.signals import StopRequest
 
 # Processes meet first of all, and wait longer for those that are still reading data; afterwards a process waits for the

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jgesr_lightning.config import to_dict, to_yaml
-from jgesr_lightning.runtime.files import write_text
+from jgesr_lightning.files import write_text
 from jgesr_lightning.study.cells import Cell, copied, rests_on_files
 from jgesr_lightning.summary import FILE, DamagedSummaryError, read_summary
 

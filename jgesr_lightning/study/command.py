@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from jgesr_lightning.arguments import CommandParser, invocation
 from jgesr_lightning.checks import is_count
-from jgesr_lightning.runtime.files import write_text
+from jgesr_lightning.files import write_text
 from jgesr_lightning.study.cells import choose, find_study, load_study, parse_part
 from jgesr_lightning.study.processes import default_workers, training
 from jgesr_lightning.study.runner import Outcome, run_cells, state

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jgesr_lightning.config import to_dict
+from jgesr_lightning.files import InUseError, held_since, locked
 from jgesr_lightning.run_folder import changed_code
-from jgesr_lightning.runtime.files import InUseError, held_since, locked
 from jgesr_lightning.runtime.signals import StopRequest
 from jgesr_lightning.study.beside import Summaries, copy_of_equal, seconds_of
 from jgesr_lightning.study.cells import Cell

@@ -22,10 +22,10 @@ from jgesr_lightning.arguments import CommandParser
 from jgesr_lightning.checks import whole
 from jgesr_lightning.config import ConfigError
 from jgesr_lightning.data import split_train_test
+from jgesr_lightning.files import say, write_atomically, write_text
 from jgesr_lightning.layout import ParameterLayout
 from jgesr_lightning.paths import user_folder, user_path
 from jgesr_lightning.runtime import checkpoint
-from jgesr_lightning.runtime.files import say, write_atomically, write_text
 from jgesr_lightning.trained.export import portable
 from jgesr_lightning.trained.joining import edge_weights, joined_model
 from jgesr_lightning.trained.samples import Samples, add_options, labelled

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from jgesr_lightning.arguments import CommandParser
 from jgesr_lightning.config import ConfigError
+from jgesr_lightning.files import say, write_atomically, write_text
 from jgesr_lightning.paths import user_folder
-from jgesr_lightning.runtime.files import say, write_atomically, write_text
 from jgesr_lightning.trained.source import CARD, KINDS, Trained, card_in, foreign, open_trained, refuse_another
 
 BOTH = "both"

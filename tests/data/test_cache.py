@@ -140,10 +140,10 @@ def test_a_full_disk_costs_the_cache_only(tmp_path, own_cache, monkeypatch, capl
 def test_what_a_killed_writer_left_is_cleared(tmp_path, own_cache):
     folder = tmp_path / ".cache"
     folder.mkdir()
-    (folder / ".toy.pt.0123.part").write_bytes(b"half")
-    (folder / ".other.pt.0123.part").write_bytes(b"another set's")
+    (folder / ".toy.pt.0123.tmp").write_bytes(b"half")
+    (folder / ".other.pt.0123.tmp").write_bytes(b"another set's")
     cached("toy", tmp_path, "key", dataset_of)
-    assert sorted(path.name for path in folder.iterdir()) == [".other.pt.0123.part", "toy.lock", "toy.pt"]
+    assert sorted(path.name for path in folder.iterdir()) == [".other.pt.0123.tmp", "toy.lock", "toy.pt"]
 
 
 def test_a_failed_decode_leaves_nothing(tmp_path, own_cache):

@@ -1,12 +1,13 @@
 import hashlib
 import http.server
+import os
 import socket
 import threading
 
 import pytest
 
 from jgesr_lightning.data import fetch
-from jgesr_lightning.data.fetch import FetchError, answering, download, write_atomically
+from jgesr_lightning.data.fetch import FetchError, answering, download
 
 CONTENT = b"the very file" * 1000
 MD5 = hashlib.md5(CONTENT).hexdigest()
@@ -107,15 +108,15 @@ def test_a_download_that_stalls_is_cut_off(silent, tmp_path, monkeypatch):
         download([silent], tmp_path / "file", MD5)
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+def test_a_failed_write_leaves_the_old_file(server, tmp_path, monkeypatch):
     target = tmp_path / "file"
     target.write_bytes(b"old")
 
     def full(handle):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(fetch.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        write_atomically(target, b"new")
+        download([f"{server}/good"], target, MD5)
     assert target.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [target]

@@ -152,7 +152,7 @@ def test_a_page_that_fails_leaves_the_former_one(tmp_path, monkeypatch):
     make_run(tmp_path, "a", 0.9)
     assert report.main([str(tmp_path)]) == 0
     before = (tmp_path / "report.html").read_bytes()
-    monkeypatch.setattr("jgesr_lightning.runtime.files.os.fsync", lambda _: (_ for _ in ()).throw(OSError("no space")))
+    monkeypatch.setattr("jgesr_lightning.files.os.fsync", lambda _: (_ for _ in ()).throw(OSError("no space")))
     with pytest.raises(OSError, match="no space"):
         report.main([str(tmp_path)])
     assert (tmp_path / "report.html").read_bytes() == before

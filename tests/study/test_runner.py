@@ -15,8 +15,8 @@ import pytest
 
 from jgesr_lightning.cli import main
 from jgesr_lightning.config import Config, load_config, to_dict
+from jgesr_lightning.files import InUseError, locked
 from jgesr_lightning.names import code_of
-from jgesr_lightning.runtime.files import InUseError, locked
 from jgesr_lightning.study import load_study, runner
 from jgesr_lightning.study.estimate import Estimate
 from jgesr_lightning.study.processes import programs

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from jgesr_lightning.runtime.files import InUseError, held_since, locked, move_aside, say, write_atomically, write_text
+from jgesr_lightning.files import InUseError, held_since, locked, move_aside, say, write_atomically, write_text
 
 
 def test_a_failed_write_leaves_the_former_file_and_no_other(tmp_path):
@@ -30,7 +30,7 @@ def test_a_lock_is_held_against_other_processes_and_let_go(tmp_path):
     lock = tmp_path / "lock"
     attempt = f"""
 from pathlib import Path
-from jgesr_lightning.runtime.files import InUseError, locked
+from jgesr_lightning.files import InUseError, locked
 try:
     with locked(Path({str(lock)!r})):
         print("got it")
@@ -82,7 +82,7 @@ def test_a_process_that_inherits_the_descriptor_holds_the_lock(tmp_path):
     code = f"""
 import subprocess, sys
 from pathlib import Path
-from jgesr_lightning.runtime.files import locked
+from jgesr_lightning.files import locked
 with locked(Path({str(tmp_path / "lock")!r})) as descriptor:
     quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)  # nor may it keep a pipe of ours open
     child = subprocess.Popen(["sleep", "60"], pass_fds=(descriptor,), **quiet)

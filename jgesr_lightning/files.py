@@ -1,4 +1,4 @@
-"""Files that are either whole or not there, and the folder of a run."""
+"""Files that are either whole or not there, locks on them, and what is said of disks."""
 
 from __future__ import annotations
 
@@ -88,9 +88,14 @@ def no_room(error: BaseException | None) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file of that content atomically."""
+    write_atomically(path, lambda file: file.write(content))
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
-    write_atomically(path, lambda file: file.write(text.encode()))
+    write_bytes(path, text.encode())
 
 
 def sync_folder(folder: Path) -> None:
