@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from jgesr_lightning.aggregators import Aggregator, build_aggregator
 from jgesr_lightning.callbacks.checkpoint import Checkpoint
-from jgesr_lightning.callbacks.files import ResultFiles, partition_table
+from jgesr_lightning.callbacks.files import ResultFiles
 from jgesr_lightning.callbacks.progress import Progress
 from jgesr_lightning.callbacks.wandb_log import WandbLog
 from jgesr_lightning.channel import Uplink, noise_std_for
@@ -120,7 +120,7 @@ def watchers(
     config: Config, folder: Path, data: FederatedDataModule, begin: Start, labels: Labels, own: Sequence[object] = ()
 ) -> Watchers:
     """Return the callbacks of a run whose files go to `folder`, and which W&B files under `labels`."""
-    table = partition_table(data.classes, data.class_counts, data.sizes.tolist(), data.test_sizes.tolist())
+    table = data.table()
     facts = _facts(config, folder, data, begin)
     files = ResultFiles(folder, facts, config.logging.csv, table, config.metric)
     wandb_log = WandbLog(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,10 +29,6 @@ class RoundRecord:
     metrics: dict[str, float] = field(default_factory=dict)
     clients: dict[str, list[float]] = field(default_factory=dict)
     info: dict[str, Any] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain containers."""
-        return asdict(self)
 
 
 @dataclass

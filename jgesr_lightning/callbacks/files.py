@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from jgesr_lightning.files import naming, write_atomically, write_text
 from jgesr_lightning.plan import RoundPlan
@@ -63,15 +62,14 @@ class ResultFiles:
         self.metric = metric
         self._columns: dict[str, list[str]] = {}
         self._stamps: dict[str, tuple[int, int]] = {}
-        self._progress: tuple[int, FederationState] | None = None
         self._seconds_before = 0.0
         self._start = time.perf_counter()
-        self._outcome: tuple[int, FederationState, str, str] | None = None  # as the summary gives it
+        self._outcome: tuple[int, FederationState, str, str] | None = None  # rounds, state, status and reason so far
         self._lock = threading.Lock()  # facts may come from another thread
 
     def on_federation_start(self, plan: RoundPlan, state: FederationState) -> None:
         """Write the partition, and the rounds and graphs that a resumed run has already had."""
-        self._progress = (plan.rounds, state)
+        self._outcome = (plan.rounds, state, "running", "")
         if not plan.fabric.is_global_zero:
             return
         if self.partition is not None:
@@ -125,9 +123,10 @@ class ResultFiles:
 
         With `unless_finished` a finished run stays one: it could not be gone on from, or all that is left is to end.
         """
-        if self._progress is not None:
-            if not (unless_finished and self._outcome is not None and self._outcome[2] == "finished"):
-                self.write_summary(*self._progress, "failed", reason)
+        if self._outcome is not None:
+            _, state, status, _ = self._outcome
+            if not (unless_finished and status == "finished"):
+                self.write_summary(rounds, state, "failed", reason)
             return
         path = self.folder / "summary.json"
         try:
@@ -234,21 +233,6 @@ class ResultFiles:
             for k in range(max((len(values) for values in r.clients.values()), default=0))
         )
         return {"metrics": _csv(metrics), "clients": _csv(clients)}
-
-
-def partition_table(
-    classes: Sequence[str], counts: Tensor, sizes: Sequence[int], test_sizes: Sequence[int]
-) -> PartitionTable:
-    """Return columns and rows of the table of clients x classes.
-
-    Args:
-        classes: their names.
-        counts: (K, classes) samples of each client, training and test together.
-        sizes: training samples of each client.
-        test_sizes: test samples of each client.
-    """
-    rows = [[k, sizes[k], test_sizes[k], *row] for k, row in enumerate(counts.tolist())]
-    return ["client", "train", "test", *classes], rows
 
 
 def _csv(rows: Iterable[Sequence[Any]]) -> str:

@@ -212,6 +212,12 @@ class FederatedDataModule(LightningDataModule):
             _, renamed = self._transforms[group](torch.zeros(self.num_classes, *self.input_shape), every)
             self.class_counts[k] = torch.zeros_like(self.class_counts[k]).scatter(0, renamed, self.class_counts[k])
 
+    def table(self) -> tuple[list[str], list[list[Any]]]:
+        """Return columns and rows of the table of clients and their samples: training, test, and all of each class."""
+        counts = zip(self.sizes.tolist(), self.test_sizes.tolist(), self.class_counts.tolist(), strict=True)
+        rows = [[k, train, test, *classes] for k, (train, test, classes) in enumerate(counts)]
+        return ["client", "train", "test", *self.classes], rows
+
     def facts(self) -> dict[str, Any]:
         """Return what a summary says of the data, as plain values."""
         return {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 import numpy as np
 import torch
@@ -11,8 +10,7 @@ from torch import Tensor
 
 from jgesr_lightning import checks, seeding
 
-Kind = Literal["labels", "rotations"]
-KINDS: tuple[Kind, ...] = ("labels", "rotations")
+KINDS = ("labels", "rotations")
 PURPOSE = "planted groups"
 TURNS = 4  # quarter turns that differ
 

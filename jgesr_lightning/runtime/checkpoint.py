@@ -12,7 +12,7 @@ import contextlib
 import re
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +195,7 @@ def _shared(
         "world_size": sharding.world_size,
         "config": config,
         "aggregator": aggregator_state,
-        "records": [record.to_dict() for record in state.records],
+        "records": [asdict(record) for record in state.records],
         "graphs": state.graphs,
         "layer_graphs": state.layer_graphs,
     }
