@@ -25,13 +25,7 @@ def write_hashed(path: Path, write: Callable[[IO[bytes]], object]) -> str:
         OSError: the file could not be written.
     """
     digest = hashlib.sha256()
-
-    def through(file: IO[bytes]) -> None:
-        nonlocal digest
-        digest = hashlib.sha256()
-        write(_Hashing(file, digest))  # type: ignore[arg-type]
-
-    write_atomically(path, through)
+    write_atomically(path, lambda file: write(_Hashing(file, digest)))  # type: ignore[arg-type]
     return digest.hexdigest()
 
 
