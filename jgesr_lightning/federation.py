@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from jgesr_lightning.aggregators.base import Aggregate
-from jgesr_lightning.likeness import likeness
+from jgesr_lightning.measures import edge_scores, likeness, summarise
 from jgesr_lightning.plan import RoundPlan
-from jgesr_lightning.records import FederationState, RoundRecord, summarise
-from jgesr_lightning.recovery import edge_scores
+from jgesr_lightning.records import FederationState, RoundRecord
 from jgesr_lightning.runtime.method_state import copied
 from jgesr_lightning.seeding import AGGREGATION, derive, drawing_from
 from jgesr_lightning.timing import Stopwatch

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from jgesr_lightning.summary import higher_is_better
@@ -115,26 +113,3 @@ def _listed(numbers: Sequence[int]) -> str:
             spans.append([number])
     parts = [[f"{s[0]} to {s[-1]}"] if len(s) > 2 else [str(number) for number in s] for s in spans]
     return ", ".join(part for several in parts for part in several)
-
-
-def summarise(prefix: str, values: Tensor, weights: Tensor) -> dict[str, float]:
-    """Return the means, spread and tail of a client-wise figure of merit.
-
-    Args:
-        prefix: name of the unweighted mean; the others append to it.
-        values: (K,) one number a client.
-        weights: (K,) non-negative, number of samples behind each.
-
-    Returns:
-        Mean over clients, sample-weighted mean (``_weighted``), population standard deviation (``_std``), worst client
-        (``_worst``) and mean of the worst tenth of the clients, at least one (``_worst_decile``).
-    """
-    values = values.to(torch.float64)
-    tail = values.sort().values[: math.ceil(len(values) / 10)]
-    return {
-        prefix: float(values.mean()),
-        f"{prefix}_weighted": float((values * weights).sum() / weights.sum()),
-        f"{prefix}_std": float(values.std(unbiased=False)),
-        f"{prefix}_worst": float(values.min()),
-        f"{prefix}_worst_decile": float(tail.mean()),
-    }

@@ -11,7 +11,8 @@ from torch import nn
 from jgesr_lightning.callbacks.checkpoint import Checkpoint
 from jgesr_lightning.callbacks.files import ResultFiles
 from jgesr_lightning.federation import NonFiniteError
-from jgesr_lightning.records import remarks, summarise
+from jgesr_lightning.measures import summarise
+from jgesr_lightning.records import remarks
 from jgesr_lightning.reporting.sources import Folder
 from jgesr_lightning.runtime import checkpoint
 from tests.federations import SIZES, small_federation

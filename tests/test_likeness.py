@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jgesr_lightning.likeness import likeness
+from jgesr_lightning.measures import likeness
 from tests.federations import small_federation
 
 

@@ -35,6 +35,7 @@ ELSEWHERE = {
     "graph/interior_point": "graph/test_learning",
     "graph/problem": "graph/test_objective",
     "identity": "reporting/test_table",
+    "measures": "test_likeness",
     "models/fitness": "test_models",
     "models/plain": "test_models",
     "models/vision": "test_models",

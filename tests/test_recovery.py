@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jgesr_lightning.config import load_config
 from jgesr_lightning.experiment import run
-from jgesr_lightning.recovery import edge_scores
+from jgesr_lightning.measures import edge_scores
 from tests.federations import small_federation
 
 
