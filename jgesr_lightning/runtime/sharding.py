@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -70,6 +71,7 @@ class Sharding:
             raise ValueError("every client belongs to exactly one process")
         self._arrival = torch.tensor(arrival, dtype=torch.long, device=device)
         self._bounds = [size * r // self.world_size for r in range(self.world_size + 1)]
+        self._widths = [high - low for low, high in pairwise(self._bounds)]
 
     @property
     def clients(self) -> list[int]:
@@ -95,8 +97,7 @@ class Sharding:
         """Return (K, columns of this process) from the (clients of this process, d) rows."""
         if self.world_size == 1:
             return rows
-        widths = [high - low for low, high in zip(self._bounds, self._bounds[1:], strict=False)]
-        mine, width = len(self.clients), widths[self.rank]
+        widths, mine, width = self._widths, len(self.clients), self._widths[self.rank]
         outgoing = torch.cat([part.reshape(-1) for part in self._wire(rows).split(widths, dim=1)])
         incoming = outgoing.new_empty(self.num_clients * width)
         with talking():
@@ -112,8 +113,7 @@ class Sharding:
         """Return (clients of this process, d) from the (K, columns of this process) columns."""
         if self.world_size == 1:
             return columns
-        widths = [high - low for low, high in zip(self._bounds, self._bounds[1:], strict=False)]
-        mine, width = len(self.clients), widths[self.rank]
+        widths, mine, width = self._widths, len(self.clients), self._widths[self.rank]
         outgoing = self._wire(columns)[self._arrival].reshape(-1)
         incoming = outgoing.new_empty(mine * self.size)
         with talking():
