@@ -28,7 +28,10 @@ COLOURS = {
         "#bbdefb",
         ("client", "training", "data", "models", "channel", "optimizers", "schedules"),
     ),
-    "a run": ("#ffe0b2", ("experiment", "build", "federation", "plan", "callbacks", "runtime", "state", "records")),
+    "a run": (
+        "#ffe0b2",
+        ("experiment", "build", "federation", "plan", "orchestrator", "callbacks", "runtime", "records", "measures"),
+    ),
     "everything else": ("#eceff1", ()),
 }
 

@@ -22,7 +22,6 @@ from jgesr_lightning.channel import Uplink, noise_std_for
 from jgesr_lightning.client import ClientModule
 from jgesr_lightning.config import Config, ConfigError, to_dict
 from jgesr_lightning.data import FederatedDataModule
-from jgesr_lightning.data.planted import group_of
 from jgesr_lightning.identity import group_name
 from jgesr_lightning.layout import ParameterLayout
 from jgesr_lightning.models import build_model, check_sizes, shape_arguments
@@ -211,7 +210,7 @@ def round_plan(
         nonfinite=config.nonfinite,
         seed=config.seed,
         stop=stop,
-        groups=[group_of(k, config.data.groups) for k in range(config.clients)] if config.data.planted else None,
+        groups=data.client_groups,
     )
     return plan, reason
 

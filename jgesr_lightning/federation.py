@@ -150,7 +150,7 @@ class Federation:
             for models in (aggregate.models, *([] if aggregate.own is None else [aggregate.own.rest])):
                 models[:, self._variances] = models[:, self._variances].clamp_(min=0)
         record.info |= aggregate.info
-        if plan.groups is not None:
+        if plan.groups:
             record.metrics |= edge_scores(aggregate.graph, plan.groups)
         if plan.aggregator.shares and not _connected(aggregate.graph):
             record.info["shared"] = "nothing"

@@ -42,7 +42,7 @@ class RoundPlan:
             no upload left; "drop_all" goes on even then; "raise" stops at the first one.
         seed: seed of who takes part, and of what the method draws.
         stop: tells when to end early.
-        groups: planted group of each client, which graphs are scored against, or None where there are none.
+        groups: planted group of each client, which graphs are scored against; empty where there are none.
     """
 
     fabric: Fabric
@@ -62,7 +62,7 @@ class RoundPlan:
     nonfinite: str = "drop"
     seed: int = 0
     stop: StopRequest = field(default_factory=StopRequest)
-    groups: Sequence[int] | None = None
+    groups: Sequence[int] = ()
 
     def participants(self, round_number: int) -> list[int]:
         """Return the clients that take part in a round, ascending; a function of the seed and the round alone."""

@@ -17,7 +17,7 @@ from jgesr_lightning import checks, seeding
 from jgesr_lightning.data.dataset import CHUNK, DataError, RawDataset
 from jgesr_lightning.data.partition import Indices, class_table, split_train_test, stratified_subset
 from jgesr_lightning.data.partitions import make_partition
-from jgesr_lightning.data.planted import Transform, group_of, transforms
+from jgesr_lightning.data.planted import Transform, transforms
 from jgesr_lightning.data.registry import Partition
 from jgesr_lightning.data.sources import load_dataset
 from jgesr_lightning.names import FIXED_DATA
@@ -53,8 +53,6 @@ class FederatedDataModule(LightningDataModule):
         classes: name of each class.
         num_classes: number of classes.
         input_shape: shape of one sample: (channels, height, width), or (features,).
-        in_channels: channels of an image, or the number of features.
-        image_size: side of an image in pixels, (height, width) where it is not square, None for features.
         sizes: (K,) int64 number of training samples of each client.
         test_sizes: (K,) int64 number of test samples of each client.
         class_counts: (K, num_classes) int64 samples of each client by class, train and test together.
@@ -73,8 +71,6 @@ class FederatedDataModule(LightningDataModule):
     classes: tuple[str, ...]
     num_classes: int
     input_shape: tuple[int, ...]
-    in_channels: int
-    image_size: int | tuple[int, int] | None
     sizes: Tensor
     test_sizes: Tensor
     class_counts: Tensor
@@ -156,7 +152,10 @@ class FederatedDataModule(LightningDataModule):
         if not whole:  # in data of one's own, what clients are tested on must not take part in the statistics
             raw = raw.measured_on(torch.from_numpy(np.sort(np.concatenate(self._train))))
         self.classes, self.num_classes = raw.classes, len(raw.classes)
-        self._describe_inputs(raw, "the training part of the set" if whole else "the clients' training samples")
+        self.input_shape, self.features = tuple(raw.train_inputs.shape[1:]), raw.features
+        measured = "the training part of the set" if whole else "the clients' training samples"
+        numbers = {"mean": raw.mean.tolist(), "std": raw.std.tolist()}
+        self.normalisation = {"scale": raw.scale, **numbers, "measured_on": measured}
         self.sizes = torch.tensor([len(part) for part in self._train])
         self.test_sizes = torch.tensor([len(part) for part in self._test])
         table = class_table(labels, self._train, self.num_classes)
@@ -193,20 +192,13 @@ class FederatedDataModule(LightningDataModule):
         self.left_out = "; ".join(text for text in (raw.left_out, words, unused) if text)
         return parts
 
-    def _describe_inputs(self, raw: RawDataset, measured: str) -> None:
-        self.input_shape, self.features = tuple(raw.train_inputs.shape[1:]), raw.features
-        self.in_channels, *sides = self.input_shape
-        self.image_size = None if not sides else sides[0] if sides[0] == sides[1] else (sides[0], sides[1])
-        numbers = {"mean": raw.mean.tolist(), "std": raw.std.tolist()}
-        self.normalisation = {"scale": raw.scale, **numbers, "measured_on": measured}
-
     def _plant(self, clients: int) -> None:
         """Put the clients into groups, if there are to be any, and count their classes as they then are."""
         self.client_groups = ()
         if self.planted is None:
             return
         self._transforms = transforms(self.planted, self.groups, self.num_classes, self.input_shape, self.seed)
-        self.client_groups = tuple(group_of(k, self.groups) for k in range(clients))
+        self.client_groups = tuple(k % self.groups for k in range(clients))  # of one size, or nearly
         every = torch.arange(self.num_classes)
         for k, group in enumerate(self.client_groups):
             _, renamed = self._transforms[group](torch.zeros(self.num_classes, *self.input_shape), every)

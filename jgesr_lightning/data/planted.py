@@ -17,11 +17,6 @@ TURNS = 4  # quarter turns that differ
 Transform = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-def group_of(client: int, groups: int) -> int:
-    """Return the group of a client: 0, 1, ..., in turn, so that groups are of one size, or nearly."""
-    return client % groups
-
-
 def transforms(kind: str, groups: int, classes: int, input_shape: tuple[int, ...], seed: int = 0) -> list[Transform]:
     """Return what is done to the (inputs, labels) of each group's clients; group 0 keeps its data as they are.
 

@@ -17,7 +17,7 @@ def data():
 
 
 def test_shapes_and_counts(data):
-    assert (data.num_classes, data.in_channels, data.image_size) == (10, 1, 28)
+    assert (data.num_classes, data.input_shape) == (10, (1, 28, 28))
     assert data.sizes.shape == data.test_sizes.shape == (6,) and data.class_counts.shape == (6, 10)
     assert int((data.sizes + data.test_sizes).sum()) == 4000
     assert torch.equal(data.class_counts.sum(dim=1), data.sizes + data.test_sizes)

@@ -425,7 +425,7 @@ def test_a_table_a_client(tables):
     data.setup()
     assert data.partition_name == "natural" and data.client_names == ("alice", "bob", "zoe")
     assert data.sizes.tolist() == [6, 6, 6] and data.test_sizes.tolist() == [2, 2, 2]
-    assert data.input_shape == (2,) and data.in_channels == 2 and data.image_size is None
+    assert data.input_shape == (2,)
 
 
 def test_files_of_clients_may_be_of_any_kind(tmp_path, tables):
