@@ -18,9 +18,10 @@ from typing import IO, Any
 from filelock import FileLock, Timeout
 from tqdm import tqdm
 
-from jgesr_lightning.paths import WITHOUT_LOCKS
-
 logger = logging.getLogger(__name__)
+
+WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
+"""What file systems answer that have no locks."""
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:

@@ -6,16 +6,11 @@ path whose home folder nobody knows must not be taken literally: that would make
 
 from __future__ import annotations
 
-import errno
 import os
 import pwd
 import re
 from argparse import ArgumentTypeError
 from pathlib import Path
-
-WITHOUT_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
-"""What file systems answer that have no locks."""
-
 
 CONTROLS = re.compile(r"[\x00-\x1f\x7f]")
 """What no name may hold: no file system takes a null byte, and no terminal or table shows the others."""

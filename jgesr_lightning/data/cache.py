@@ -17,9 +17,9 @@ import torch
 from filelock import FileLock, Timeout
 
 from jgesr_lightning.data.dataset import RawDataset
-from jgesr_lightning.files import write_atomically
+from jgesr_lightning.files import WITHOUT_LOCKS, write_atomically
 from jgesr_lightning.names import label
-from jgesr_lightning.paths import WITHOUT_LOCKS, cache_home, writable
+from jgesr_lightning.paths import cache_home, writable
 
 log = logging.getLogger(__name__)
 
