@@ -55,7 +55,6 @@ ELSEWHERE = {
     "reporting/render": "reporting/test_table",
     "reporting/runs": "reporting/test_table",
     "reporting/sources": "reporting/test_figures",
-    "reporting/stored": "reporting/test_store",
     "reporting/tables": "reporting/test_table",
     "reporting/text": "reporting/test_hostile",
     "reporting/words": "reporting/test_report",

@@ -19,7 +19,7 @@ from jgesr_lightning.identity import digest, flatten
 from jgesr_lightning.names import label, word
 from jgesr_lightning.reporting.runs import Run, read_summary
 from jgesr_lightning.reporting.sources import UNREADABLE, Folder, damage
-from jgesr_lightning.reporting.stored import stored_runs
+from jgesr_lightning.reporting.store import stored_runs
 from jgesr_lightning.reporting.text import shown
 from jgesr_lightning.summary import data_digest
 

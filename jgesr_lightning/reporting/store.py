@@ -1,4 +1,4 @@
-"""Writes one small file with all runs of a study: last values of every client, curves, classes, graph; a line a run.
+"""One small file with all runs of a study: last values of every client, curves, classes, graph; a line a run.
 
 Tables, figures and pages read it as they read the folders it was made from; ``table RUNS --store FILE`` writes it. Last
 values and settings are kept exactly; curves, and so means over evaluations, and graphs are rounded to six digits, the
@@ -9,19 +9,28 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jgesr_lightning.config import ConfigError
 from jgesr_lightning.files import write_atomically
 from jgesr_lightning.identity import flatten
-from jgesr_lightning.reporting.collection import Collection
-from jgesr_lightning.reporting.runs import Run
-from jgesr_lightning.reporting.sources import curve_names
-from jgesr_lightning.reporting.stored import FORMAT, VERSION
+from jgesr_lightning.paths import PathError, user_file
+from jgesr_lightning.reporting.runs import Run, read_summary
+from jgesr_lightning.reporting.sources import UNREADABLE, Array, curve_names, square
+from jgesr_lightning.reporting.text import shown
 
+if TYPE_CHECKING:  # it reads such files
+    from jgesr_lightning.reporting.collection import Collection
+
+FORMAT = "jgesr_lightning results"
+VERSION = 1
+ENDINGS = (".json", ".json.gz")
 _DIGITS = 6
 _TRACE = 400  # points of an objective's trace
 
@@ -91,3 +100,111 @@ def _rounded(value: Any, digits: int = _DIGITS) -> Any:
 
 def _line(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
+
+
+@dataclass(frozen=True)
+class Row:
+    """A run's line in a file of stored results.
+
+    Attributes:
+        content: the line.
+    """
+
+    content: Mapping[str, Any]
+
+    def history(self, metric: str) -> tuple[list[int], list[float]] | None:
+        """Return rounds and values of a metric, NaN where it was not measured."""
+        curves = self.content.get("curves", {})
+        if metric not in curves or metric == "round":
+            return None
+        values = [float("nan") if value is None else float(value) for value in curves[metric]]
+        rounds = [int(number) for number in curves["round"]]
+        if len(rounds) != len(values):
+            raise ValueError(f"{metric} has {len(values)} values for {len(rounds)} rounds")
+        return rounds, values
+
+    def metrics(self) -> list[str]:
+        """Return the names of the metrics that have a history."""
+        return [name for name in self.content.get("curves", {}) if name != "round"]
+
+    def class_counts(self) -> tuple[list[str], Array] | None:
+        """Return class names and (K, classes) counts."""
+        held = self.content.get("classes")
+        if held is None:
+            return None
+        return [str(name) for name in held["names"]], np.array(held["counts"], dtype=np.float64)
+
+    def last_graph(self) -> tuple[int, Array] | None:
+        """Return the last kept graph and its round."""
+        kept = self.content.get("graph")
+        if kept is None:
+            return None
+        return int(kept["round"]), square(np.array(kept["weights"], dtype=np.float64), int(kept["round"]))
+
+
+def stored_runs(path: Path) -> tuple[list[Run | str], dict[str, str]]:
+    """Return the runs of a file (or why one cannot be used, its name first), and its methods in the study's order.
+
+    The methods are label -> what the study's file calls it.
+
+    Raises:
+        ConfigError: no such file of ours.
+    """
+    try:
+        content = _content(path)
+        if content["version"] != VERSION:
+            raise ValueError(f"it has version {content['version']}, this program reads {VERSION}")
+        common, shared, rows = content["settings"], content["summary"], content["runs"]
+        if not isinstance(rows, list):
+            raise ValueError(f"its runs are {shown(repr(rows), 40)}, no list")
+        names = dict(content.get("names", {}))  # files of before have none
+        methods = {str(label): str(names.get(label, label)) for label in content["methods"]}
+    except UNREADABLE as error:
+        raise ConfigError(
+            f"{shown(path)} cannot be read as stored results ({shown(error)}); give a folder of runs, or a file that "
+            "`table RUNS --store FILE` wrote"
+        ) from None
+    return [_stored_run(path, place, row, common, shared) for place, row in enumerate(rows)], methods
+
+
+def store_file(text: str) -> Path:
+    """Return the path that a user gave for a file of stored results, new or to replace one.
+
+    Raises:
+        PathError: another ending, or something else is there: a study's YAML is lost by one slip of the keyboard.
+    """
+    path = user_file(text)
+    if not path.name.endswith(ENDINGS):
+        raise PathError(f"{shown(path)} does not end with {' or '.join(ENDINGS)}, as a file of stored results must")
+    if os.path.lexists(path):
+        try:
+            _content(path)
+        except UNREADABLE:
+            raise PathError(f"{shown(path)} is there and holds no stored results; name another file") from None
+    return path
+
+
+def _content(path: Path) -> dict[str, Any]:
+    """Return what a file of stored results of any version holds; ValueError, or another of UNREADABLE, for others."""
+    data = path.read_bytes()
+    content = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise ValueError("it is no file that --store wrote")
+    return content
+
+
+def _stored_run(path: Path, place: int, row: Any, common: Mapping[str, Any], shared: Mapping[str, Any]) -> Run | str:
+    try:
+        name = str(row["name"]).replace("/", "_")
+        config: dict[str, Any] = {}
+        for key, value in {**common, **row["settings"]}.items():
+            *parents, last = key.split(".")
+            inner = config
+            for parent in parents:
+                inner = inner.setdefault(parent, {})
+            inner[last] = value
+        summary = {**shared, **row["summary"], "config": config}
+    except UNREADABLE as error:
+        return f"run {place + 1} of {shown(path.name)}: cannot be read ({type(error).__name__}: {error})"
+    found = read_summary(path / name, summary, Row(row))
+    return found if isinstance(found, Run) else f"{shown(name)}: {found}"

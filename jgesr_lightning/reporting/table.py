@@ -14,8 +14,7 @@ from jgesr_lightning.files import write_text
 from jgesr_lightning.paths import user_folder
 from jgesr_lightning.reporting.options import add_arguments
 from jgesr_lightning.reporting.render import all_latex, all_markdown, csv_text
-from jgesr_lightning.reporting.store import store
-from jgesr_lightning.reporting.stored import ENDINGS, store_file
+from jgesr_lightning.reporting.store import ENDINGS, store, store_file
 from jgesr_lightning.reporting.tables import Table, tables_of
 
 WRITERS: Mapping[str, tuple[str, Callable[[Sequence[Table], Sequence[str]], str]]] = {
