@@ -46,7 +46,6 @@ ELSEWHERE = {
     "reporting/collection": "reporting/test_hostile",
     "reporting/comparisons": "reporting/test_figures",
     "reporting/diagnostics": "reporting/test_report",
-    "reporting/map_grids": "reporting/test_map",
     "reporting/map_plot": "reporting/test_map",
     "reporting/maps": "reporting/test_map",
     "reporting/network": "reporting/test_figures",

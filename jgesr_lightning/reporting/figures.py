@@ -22,8 +22,7 @@ from jgesr_lightning.reporting import plots
 from jgesr_lightning.reporting.agg import Figure
 from jgesr_lightning.reporting.collection import titles
 from jgesr_lightning.reporting.comparisons import Dot, client_plot, dot_plot, forest_plot, go_on
-from jgesr_lightning.reporting.map_grids import caption
-from jgesr_lightning.reporting.map_plot import map_figure
+from jgesr_lightning.reporting.map_plot import caption, map_figure
 from jgesr_lightning.reporting.maps import Map, map_of
 from jgesr_lightning.reporting.network import graph_network, strongest
 from jgesr_lightning.reporting.options import add_arguments, beside

@@ -1,4 +1,4 @@
-"""The picture of a map: in every cell the method that leads, in words and colour, and by how much."""
+"""The picture of a map: in every cell the method that leads, in words and colour, and by how much; and its caption."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ from jgesr_lightning.reporting.agg import Axes, Figure, Rectangle
 from jgesr_lightning.reporting.maps import Map, Panel, Spot, text, words
 from jgesr_lightning.reporting.plots import INK, drawing, looks
 from jgesr_lightning.reporting.statistics import Difference
+from jgesr_lightning.reporting.tables import describe, when
 from jgesr_lightning.reporting.text import figure_text
 
+STARS = (
+    "* the 95 % interval (Student's t, paired by seed) leaves out zero; ** the one corrected for the number of methods "
+    "in the cell (Holm) does, too"
+)
 _CELL = (0.8, 0.58)  # inches: three lines of 11 characters
 _LETTERS, _LINES = 11, 2  # of a method's name in a cell
 _PER_ROW = 2  # panels side by side
@@ -61,6 +66,20 @@ def map_figure(found: Map, panels: Sequence[Panel] | None = None) -> Figure:
         if legend:
             figure.supxlabel(figure_text("\n".join(legend)), fontsize=8.5, x=0.02, ha="left", linespacing=1.5)
     return figure
+
+
+def caption(found: Map, panels: Sequence[Panel]) -> str:
+    """Return what the picture of some panels shows."""
+    title = f"{panels[0].title}: " if len(panels) == 1 else ""
+    seeds = sorted({spot.seeds for panel in panels for spot in panel.spots.values()})
+    number = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    sure = f"{number} seeds; {STARS}, and frames the cell"
+    sure = "One seed: nothing can be said of chance" if seeds == [1] else sure
+    return (
+        f"{title}which method leads ({describe(found.metric)}, {when(found.metric)}), and its lead over {found.both} "
+        f"of the same cell in percentage points, by {words(found.rows)} and {words(found.columns)}; in brackets, where "
+        f"that one leads, how far the best other method is below. {sure}."
+    )
 
 
 def _panel(

@@ -22,7 +22,7 @@ from jgesr_lightning.reporting import plots
 from jgesr_lightning.reporting.collection import titles
 from jgesr_lightning.reporting.diagnostics import diagnostics
 from jgesr_lightning.reporting.figures import Drawing, draw_block, looks_of, map_drawings, unique
-from jgesr_lightning.reporting.map_grids import panel_grid, standings_grid
+from jgesr_lightning.reporting.map import panel_grid, standings_grid
 from jgesr_lightning.reporting.maps import map_of
 from jgesr_lightning.reporting.options import add_arguments, beside
 from jgesr_lightning.reporting.render import ABSENT, grids, parts

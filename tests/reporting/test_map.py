@@ -10,9 +10,8 @@ import pytest
 from jgesr_lightning.config import ConfigError
 from jgesr_lightning.reporting import figures, report, table
 from jgesr_lightning.reporting.collection import collect
-from jgesr_lightning.reporting.map import main
-from jgesr_lightning.reporting.map_grids import caption, csv_text, latex, markdown, standings_grid
-from jgesr_lightning.reporting.map_plot import lead_text, map_figure, short_names
+from jgesr_lightning.reporting.map import csv_text, latex, main, markdown, standings_grid
+from jgesr_lightning.reporting.map_plot import caption, lead_text, map_figure, short_names
 from jgesr_lightning.reporting.maps import map_of
 from jgesr_lightning.reporting.tables import tables_of
 from tests.reporting.synthetic import make_run
