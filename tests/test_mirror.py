@@ -45,7 +45,6 @@ ELSEWHERE = {
     "reporting/agg": "reporting/test_hostile",
     "reporting/collection": "reporting/test_hostile",
     "reporting/comparisons": "reporting/test_figures",
-    "reporting/diagnostics": "reporting/test_report",
     "reporting/map_plot": "reporting/test_map",
     "reporting/maps": "reporting/test_map",
     "reporting/network": "reporting/test_figures",

@@ -1,4 +1,6 @@
-"""One table as rows of cells, and those as Markdown and LaTeX; the page writes the same rows; CSV has full numbers.
+"""One table, and what its runs took, as rows of cells, and those as Markdown and LaTeX; CSV has full numbers.
+
+The page writes the same rows as Markdown and LaTeX have.
 
 pandas, which writes Markdown and LaTeX too, escapes neither for Markdown nor sets headings over several columns with
 rules below them without more code than this.
@@ -11,12 +13,24 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from jgesr_lightning.reporting.runs import Block, Run
 from jgesr_lightning.reporting.statistics import Difference, Mean
 from jgesr_lightning.reporting.tables import Entry, Table, column_title, mark_text, shows_paper
 from jgesr_lightning.reporting.text import markdown_text, shown, tex_text
 
 ABSENT = "\u2013"
 PREAMBLE = r"% needs \usepackage{booktabs}"
+_DIAGNOSTICS = (  # heading, metric of the last round, or the part of a run whose seconds they are; form
+    ("seconds", "total", ".3g"),
+    ("training", "train", ".3g"),
+    ("aggregation", "aggregate", ".3g"),
+    ("iterations", "aggregator/iterations", ".0f"),
+    ("converged", "aggregator/converged", ".0%"),
+    ("residual of models", "aggregator/stationarity_models", ".1e"),
+    ("residual of graph", "aggregator/stationarity_graph", ".1e"),
+    ("objective", "aggregator/objective", ".4g"),
+    ("edges", "aggregator/edges", ".0f"),
+)
 
 
 @dataclass(frozen=True)
@@ -115,6 +129,44 @@ def paired_grid(table: Table) -> Grid:
     same = any(pair.n > 1 and pair.half_width is None for pair in pairs)
     notes = ["without an interval: the same difference on every seed tells nothing of chance"] if same else []
     return Grid(caption, groups, rows, notes, "differences", corner=f"method minus {table.reference_title}")
+
+
+def diagnostics(block: Block, table: Table) -> Grid:
+    """Return seconds and the last aggregation's diagnostics, means over seeds; columns without a value are left out."""
+    rows = [[Cell(table.title(label), kind="label")] for label in table.rows]
+    groups = []
+    for column in table.columns:
+        cells = [block.cell(label, column) for label in table.rows]
+        found = [
+            (heading, [_mean([_reported(run, name) for run in runs]) for runs in cells], form)
+            for heading, name, form in _DIAGNOSTICS
+        ]
+        kept = [item for item in found if any(value is not None for value in item[1])]
+        if not kept:
+            continue
+        groups.append((column_title(column), [heading for heading, _, _ in kept]))
+        for _, values, form in kept:
+            for row, value in zip(rows, values, strict=True):
+                row.append(Cell(ABSENT if value is None else format(value, form)))
+    caption = (
+        "Seconds of a run, and the aggregation of the last round: means over seeds, converged as a share of them; "
+        "residuals: by how much the optimality conditions of J fail, as a share of their terms"
+    )
+    if not any("residual" in heading for _, headings in groups for heading in headings):
+        caption = caption.partition(";")[0]
+    return Grid(caption, groups, rows, [], "diagnostics")
+
+
+def _reported(run: Run, name: str) -> float | None:
+    if "/" in name:
+        return run.last(name)
+    value = run.summary.get("seconds", {}).get(name)
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def _value(entry: Entry | None, form: str) -> Cell:

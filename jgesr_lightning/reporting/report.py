@@ -20,12 +20,11 @@ from jgesr_lightning.files import write_text
 from jgesr_lightning.paths import PathError, user_file
 from jgesr_lightning.reporting import plots
 from jgesr_lightning.reporting.collection import titles
-from jgesr_lightning.reporting.diagnostics import diagnostics
 from jgesr_lightning.reporting.figures import Drawing, draw_block, looks_of, map_drawings, unique
 from jgesr_lightning.reporting.map import panel_grid, standings_grid
 from jgesr_lightning.reporting.maps import map_of
 from jgesr_lightning.reporting.options import add_arguments, beside
-from jgesr_lightning.reporting.render import ABSENT, grids, parts
+from jgesr_lightning.reporting.render import ABSENT, diagnostics, grids, parts
 from jgesr_lightning.reporting.runs import Run, blocks
 from jgesr_lightning.reporting.sources import Folder
 from jgesr_lightning.reporting.tables import Findings, column_title, in_percent, protocol_text, tables_of
