@@ -31,14 +31,13 @@ from jgesr_lightning.reporting.runs import Block, Column, Run, blocks, method_ra
 from jgesr_lightning.reporting.sources import averaged
 from jgesr_lightning.reporting.statistics import interval_of, mean_of
 from jgesr_lightning.reporting.tables import (
-    METRIC,
+    Findings,
     Table,
     accuracies_only,
-    build,
     column_title,
     describe,
     mark_text,
-    seed_values,
+    seed_means,
     seeds_text,
     span,
     tables_of,
@@ -54,6 +53,8 @@ _LEARNED = ("jgesr", "two_step", "graph_filter")
 """Methods that learn a graph, and mix by what it makes of them."""
 _ARROWS = "arrows: the interval goes on"
 CAPTIONS = "captions.txt"
+NOISE, MISSING = 1, 2
+"""Places in a `Column`."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,7 @@ class Drawing:
         return self.make()
 
 
-def draw(
-    runs: Sequence[Run], metric: str = METRIC, reference: str | None = None, names: Mapping[str, str] | None = None
-) -> Iterator[Drawing]:
+def draw(found: Findings) -> Iterator[Drawing]:
     """Yield, one at a time, every figure that the runs support.
 
     For each data set, noise level and missing rate: means with intervals beside the paper's values, differences to the
@@ -90,13 +89,13 @@ def draw(
     lower case are one; each block of comparable runs after the first adds its number.
     """
     taken: set[str] = set()
-    called = titles(runs, names or {})
-    styles = looks_of(runs, called)
-    plane = map_of(runs, metric, names=names)
+    runs, names = found.collection.runs, found.collection.names
+    styles = looks_of(runs, titles(runs, names))
+    plane = map_of(runs, found.metric, names=names)
     if plane.is_plane:
         yield from unique(map_drawings(plane), 1, taken)
-    for number, block in enumerate(blocks(runs), 1):
-        yield from unique(draw_block(block, build(block, metric, reference, called), styles), number, taken)
+    for number, (block, table) in enumerate(zip(blocks(runs), found.tables, strict=True), 1):
+        yield from unique(draw_block(block, table, styles), number, taken)
 
 
 def looks_of(runs: Sequence[Run], called: Mapping[str, str]) -> Looks:
@@ -133,8 +132,8 @@ def draw_block(block: Block, table: Table, styles: Looks, compare_only: bool = F
         yield from _clients(block, table, column, styles)
     for column in block.columns:
         yield from _per_round(block, table, column, styles)
-    yield from _against_missing(block, table, styles)
-    yield from _against_noise(block, table, styles)
+    for axis in (MISSING, NOISE):
+        yield from _against_setting(block, table, axis, styles)
     for column in block.columns:
         yield from _graphs(block, table, column)
         yield from _objectives(block, table, column, styles)
@@ -249,55 +248,44 @@ def _per_round(block: Block, table: Table, column: Column, styles: Looks) -> Ite
     )
 
 
-def _against_missing(block: Block, table: Table, styles: Looks) -> Iterator[Drawing]:
-    metric = table.metric
-    for data, noise in dict.fromkeys((data, noise) for data, noise, _ in block.columns):
-        columns = [column for column in block.columns if column[:2] == (data, noise)]
-        series = _against(block, table, columns, 2)
-        title = column_title((data, noise, 0.0))
-        if series:
-            yield Drawing(
-                f"missing_{title}",
-                f"{title}: {describe(metric)}, {when(metric)}, against the share of entries that do not arrive. "
-                f"{_spread(_counts(table, columns))}",
-                partial(plots.accuracy_against, series, "missing rate", _ylabel(metric), title, styles=styles),
-            )
-
-
-def _against_noise(block: Block, table: Table, styles: Looks) -> Iterator[Drawing]:
-    metric = table.metric
-    for data, missing in dict.fromkeys((data, missing) for data, _, missing in block.columns):
-        columns = [c for c in block.columns if (c[0], c[2]) == (data, missing)]
-        if len(columns) < 3:  # two levels are two columns of the table, not a curve
+def _against_setting(block: Block, table: Table, axis: int, styles: Looks) -> Iterator[Drawing]:
+    """Yield accuracies against one item of a column, `NOISE` or `MISSING`, a figure for each pair of the other two."""
+    sheets: dict[Column, list[Column]] = {}
+    for data, noise, missing in block.columns:
+        rest = (data, 0.0, missing) if axis == NOISE else (data, noise, 0.0)
+        sheets.setdefault(rest, []).append((data, noise, missing))
+    for rest, columns in sheets.items():
+        series = _lines_against(block, table, columns, axis)
+        if not series or (axis == NOISE and len(columns) < 3):  # two levels are two columns of the table, not a curve
             continue
-        series = _against(block, table, columns, 1)
-        title = column_title((data, 0.0, missing)).replace(" s=0", "")
-        if series:
-            yield Drawing(
-                f"noise_{title}",
-                f"{title}: {describe(metric)}, {when(metric)}, against the noise level s. "
-                f"{_spread(_counts(table, columns))}",
-                partial(
-                    plots.accuracy_against,
-                    series,
-                    "noise level s",
-                    _ylabel(metric),
-                    title,
-                    logarithmic=all(c[1] > 0 for c in columns),
-                    styles=styles,
-                ),
-            )
+        title, name, what, xlabel = column_title(rest), "missing", "share of entries that do not arrive", "missing rate"
+        if axis == NOISE:
+            title, name, what, xlabel = title.replace(" s=0", ""), "noise", "noise level s", "noise level s"
+        yield Drawing(
+            f"{name}_{title}",
+            f"{title}: {describe(table.metric)}, {when(table.metric)}, against the {what}. "
+            f"{_spread(_counts(table, columns))}",
+            partial(
+                plots.accuracy_against,
+                series,
+                xlabel,
+                _ylabel(table.metric),
+                title,
+                logarithmic=axis == NOISE and all(noise > 0 for _, noise, _ in columns),
+                styles=styles,
+            ),
+        )
 
 
-def _against(block: Block, table: Table, columns: Sequence[Column], axis: int) -> list[Series]:
+def _lines_against(block: Block, table: Table, columns: Sequence[Column], axis: int) -> list[Series]:
     """Return one line for each method that was measured at two of the columns or more."""
     series = []
     for label in block.labels:
-        points: dict[float, list[float]] = {}
-        for column in columns:
-            values = seed_values(block, label, column, table.metric)
-            if values:
-                points[float(column[axis])] = list(values.values())
+        points = {
+            float(column[axis]): list(values.values())
+            for column in columns
+            if (values := seed_means(block.cell(label, column), table.metric))
+        }
         if len(points) > 1:
             means = {x: mean_of(values) for x, values in sorted(points.items())}
             several = any(mean.std is not None for mean in means.values())
@@ -444,7 +432,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     accuracies_only(found.metric)
     target = arguments.out or beside(arguments.folders, "figures")
     captions, matched = [], 0
-    for drawing in draw(found.collection.runs, found.metric, found.reference, found.collection.names):
+    for drawing in draw(found):
         captions.append(f"{drawing.name}\n{drawing.caption}\n")
         if not any(fnmatchcase(drawing.name, pattern) for pattern in arguments.only or ["*"]):
             continue

@@ -128,18 +128,8 @@ class Table:
 Values = Mapping[tuple[str, Column], dict[Hashable, float]]
 
 
-def build(
-    block: Block, metric: str = METRIC, reference: str | None = None, called: Mapping[str, str] | None = None
-) -> Table:
-    """Return the table of a block of runs for a metric of the last round.
-
-    Args:
-        block: the runs.
-        metric: its name in the summaries; behind it "@N" for the mean over the last N evaluations.
-        reference: label of the method that the others are compared with; None, or one without runs here: jgesr, or
-            else the first row.
-        called: label -> what its row is called, where that is not the label.
-    """
+def _table(block: Block, metric: str, reference: str | None, called: Mapping[str, str]) -> Table:
+    """Return the table of a block of runs; where `reference` has no runs here, it is jgesr, or else the first row."""
     scale = 100.0 if in_percent(metric) else 1.0
     values = _values(block, metric, scale)
     labels = [label for label in block.labels if any(row == label for row, _ in values)]
@@ -182,7 +172,7 @@ def build(
                 marks=kinds.get((label, column), ()),
             )
     unit = "%" if scale == 100 else ""
-    called = {label: title for label, title in (called or {}).items() if label in labels}
+    called = {label: title for label, title in called.items() if label in labels}
     protocol = _protocol(block, metric, called)
     heading = "paper, all data" if departures(shared) else "paper"
     return Table(
@@ -193,7 +183,9 @@ def build(
 def _values(block: Block, metric: str, scale: float) -> Values:
     """Return (label, column) -> seed -> value, where anything was measured."""
     found = {
-        (label, column): seed_values(block, label, column, metric) for label in block.labels for column in block.columns
+        (label, column): seed_means(block.cell(label, column), metric)
+        for label in block.labels
+        for column in block.columns
     }
     return {key: {seed: scale * value for seed, value in seeds.items()} for key, seeds in found.items() if seeds}
 
@@ -237,11 +229,6 @@ def clear_lead(one: Difference, metric: str) -> bool:
     Of the method with the best mean over its own seeds it need not be, over those that both have.
     """
     return one.clear_of_all and (one.mean > 0) == higher_is_better(metric)
-
-
-def seed_values(block: Block, label: str, column: Column, metric: str) -> dict[Hashable, float]:
-    """Return `seed_means` of one method in one column."""
-    return seed_means(block.cell(label, column), metric)
 
 
 def seed_means(runs: Iterable[Run], metric: str) -> dict[Hashable, float]:
@@ -484,7 +471,7 @@ def tables_of(
         reference = collection.label_of(reference)
     reference = reference or next((label for label in collection.order if label in labels), None)
     called = titles(collection.runs, collection.names)
-    tables = [build(block, metric, reference, called) for block in blocks(collection.runs)]
+    tables = [_table(block, metric, reference, called) for block in blocks(collection.runs)]
     return Findings(tables, collection, metric, reference)
 
 

@@ -12,11 +12,12 @@ from jgesr_lightning.reporting.collection import collect
 from jgesr_lightning.reporting.comparisons import Dot, dot_plot, forest_plot, go_on
 from jgesr_lightning.reporting.figures import draw, main
 from jgesr_lightning.reporting.network import graph_network
+from jgesr_lightning.reporting.tables import tables_of
 from tests.reporting.synthetic import PAPERS, built, make_run, named_study
 
 
 def names(root, metric="accuracy/received"):
-    return {drawing.name: drawing for drawing in draw(collect([root]).runs, metric)}
+    return {drawing.name: drawing for drawing in draw(tables_of([root], metric))}
 
 
 def lines(drawing):
@@ -194,7 +195,7 @@ def test_means_and_differences_are_drawn_with_their_intervals(tmp_path):
     drawn = [line.get_xydata() for line in found["differences_mnist_s_0.1"].figure.axes[0].get_lines()]
     assert any(line.tolist() == [[pytest.approx(-4.83333), 0]] for line in drawn)
     assert any(line[:, 0] == pytest.approx([-5.55044, -4.11622], abs=1e-4) for line in drawn if len(line) == 2)
-    against = {d.name: d for d in draw(collect([tmp_path]).runs, "accuracy/received", "fedavg")}
+    against = {d.name: d for d in draw(tables_of([tmp_path], "accuracy/received", "fedavg"))}
     assert "minus fedavg" in against["differences_mnist_s_0.1"].caption
 
 
@@ -213,7 +214,7 @@ def test_a_spread_over_clients_is_better_where_it_is_less(tmp_path):
             summary = json.loads(path.read_text())
             summary["last"]["accuracy/received_std"] = spread
             path.write_text(json.dumps(summary))
-    found = {d.name: d for d in draw(collect([tmp_path]).runs, "accuracy/received_std")}
+    found = {d.name: d for d in draw(tables_of([tmp_path], "accuracy/received_std"))}
     assert "left of zero is better than jgesr" in found["differences_mnist_s_0.1"].caption
     (table,), _ = built([tmp_path], "accuracy/received_std")
     assert [label for (label, _), entry in table.entries.items() if entry.leads] == ["fedavg"]
@@ -322,8 +323,7 @@ def test_figures_call_methods_as_the_study_does_and_keep_their_looks(tmp_path):
         if folder.is_dir():
             path = folder / "summary.json"
             path.write_text(json.dumps(json.loads(path.read_text()) | {"clients": {"accuracy/received": [0.5, 0.9]}}))
-    collection = collect([tmp_path / "runs"])
-    found = {drawing.name: drawing for drawing in draw(collection.runs, names=collection.names)}
+    found = names(tmp_path / "runs")
     called = {"my method", "ours", "jgesr (uniform)"}
     curves = found["rounds_mnist_s_0.1"].figure.axes[0].get_lines()
     colours = {line.get_label(): line.get_color() for line in curves}

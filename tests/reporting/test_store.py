@@ -10,6 +10,7 @@ from jgesr_lightning.reporting import figures, report
 from jgesr_lightning.reporting.render import csv_text
 from jgesr_lightning.reporting.store import store
 from jgesr_lightning.reporting.table import main
+from jgesr_lightning.reporting.tables import tables_of
 from tests.reporting.synthetic import built, make_run
 
 
@@ -71,7 +72,7 @@ def test_a_long_trace_is_thinned_and_drawn_where_it_was(tmp_path):
     places, trace = run.summary["aggregation"]["objective_at"], run.summary["aggregation"]["objective"]
     assert len(places) == len(trace) <= 400 and places[0] == 0 and places[-1] == 9999
     assert trace == pytest.approx([1 / (1 + k) for k in places])
-    (drawing,) = [d for d in figures.draw([run]) if d.name.startswith("objective")]
+    (drawing,) = [d for d in figures.draw(tables_of([tmp_path / "a.json"])) if d.name.startswith("objective")]
     drawn = drawing.figure.axes[0].get_lines()[0].get_xdata()
     assert set(drawn) <= set(places) and drawn[-1] > 9000  # the smallest value itself is not drawn
 
