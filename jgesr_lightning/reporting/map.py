@@ -34,7 +34,7 @@ from jgesr_lightning.reporting.render import (
     latex_grid,
     markdown_grid,
 )
-from jgesr_lightning.reporting.runs import Run
+from jgesr_lightning.reporting.runs import Run, differing
 from jgesr_lightning.reporting.statistics import Difference
 from jgesr_lightning.reporting.tables import METRIC, accuracies_only, describe, tables_of, when
 from jgesr_lightning.reporting.text import shown
@@ -212,5 +212,5 @@ def _no_axis(key: str, runs: Sequence[Run]) -> str:
         why = "over which a map takes the mean"
     if key.startswith("aggregator."):
         why = "which tells methods apart, and a map compares those within a cell"
-    differing = [key for key in known if len({repr(run.condition.get(key)) for run in runs}) > 1]
-    return f"{why}; the runs differ in {', '.join(differing) or 'no other setting'}"
+    others = [other for other in differing([run.condition for run in runs]) if other in known]
+    return f"{why}; the runs differ in {', '.join(others) or 'no other setting'}"

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from jgesr_lightning.identity import number_text
-from jgesr_lightning.reporting.runs import Run, method_rank
+from jgesr_lightning.reporting.runs import Run, differing, method_rank
 from jgesr_lightning.reporting.statistics import Difference, Mean, corrected, mean_of, paired
 from jgesr_lightning.reporting.tables import SETTING_WORDS, seed_means
 from jgesr_lightning.reporting.text import shown
@@ -315,13 +315,12 @@ def _better(of_baselines: Mapping[str, Mapping[Hashable, float]]) -> str | None:
 def _titles(sheets: Sequence[tuple[tuple[str, Any], ...]]) -> dict[tuple[tuple[str, Any], ...], str]:
     """Return what tells each panel from the others: the data set, and the settings that not all share."""
     held = [dict(rest) for rest in sheets]
-    keys = sorted({key for one in held for key in one} - {"data.name"})
-    differing = [key for key in keys if len({repr(one.get(key)) for one in held}) > 1]
+    keys = [key for key in differing(held) if key != "data.name"]
     return {
         rest: ", ".join(
             [
                 *([shown(one["data.name"])] if "data.name" in one else []),
-                *(f"{_short(key)} {text(one.get(key))}" for key in differing if key in one),
+                *(f"{_short(key)} {text(one.get(key))}" for key in keys if key in one),
             ]
         )
         or "all runs"

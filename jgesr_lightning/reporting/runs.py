@@ -222,14 +222,19 @@ class Block:
         return seeds
 
 
+def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the keys, sorted, whose values are not the same in all mappings; an absent one is None."""
+    keys = sorted(set().union(*settings))
+    return [key for key in keys if len({repr(one.get(key)) for one in settings}) > 1]
+
+
 def blocks(runs: Sequence[Run]) -> list[Block]:
     """Split runs into blocks with equal shared settings, the largest first."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(digest(run.protocol, 32), []).append(run)
     protocols = [members[0].protocol for members in groups.values()]
-    keys = {key for values in protocols for key in values}
-    varying = sorted(key for key in keys if len({repr(values.get(key)) for values in protocols}) > 1)
+    varying = differing(protocols)
     held = {key: {str(values.get(key)) for values in protocols} for key in varying}
     brief = {key for key, texts in held.items() if len(set(map(part, texts))) == len(texts)}  # still tells them apart
     found = [

@@ -18,7 +18,7 @@ from jgesr_lightning.config import ConfigError
 from jgesr_lightning.reporting.options import add_folders
 from jgesr_lightning.reporting.paper import NUMBERS, departures, is_papers
 from jgesr_lightning.reporting.render import ABSENT, Cell, Grid, markdown_grid
-from jgesr_lightning.reporting.runs import Column, Run
+from jgesr_lightning.reporting.runs import Column, Run, differing
 from jgesr_lightning.reporting.tables import PAPERS_METRICS, SETTING_WORDS, seed_means, tables_of
 from jgesr_lightning.reporting.text import shown
 
@@ -66,17 +66,10 @@ def readings(runs: Sequence[Run]) -> dict[str, list[Run]]:
     of_data: dict[str, list[Run]] = {}
     for run in runs:
         of_data.setdefault(run.column[0], []).append(run)
-    differing = sorted(
-        {
-            key
-            for held in of_data.values()
-            for key in set().union(*(run.protocol for run in held))
-            if len({repr(run.protocol.get(key)) for run in held}) > 1
-        }
-    )
+    keys = sorted({key for held in of_data.values() for key in differing([run.protocol for run in held])})
     found: dict[str, list[Run]] = {}
     for run in runs:
-        words = [f"{SETTING_WORDS.get(key, key)} {run.protocol[key]}" for key in differing if key in run.protocol]
+        words = [f"{SETTING_WORDS.get(key, key)} {run.protocol[key]}" for key in keys if key in run.protocol]
         found.setdefault(shown(", ".join(words) or "all runs"), []).append(run)
     return dict(sorted(found.items()))
 
