@@ -296,12 +296,12 @@ def _spot(runs: Mapping[str, Sequence[Run]], metric: str, baselines: Sequence[st
     base = _better({label: by_seed.get(label, {}) for label in baselines})
     if base is None:
         return Spot(means, None, {}, baselines)
-    differences: dict[Hashable, Difference] = {
+    differences = {
         label: one
         for label, seeds in by_seed.items()
         if label != base and (one := paired(seeds, by_seed[base])) is not None
     }
-    return Spot(means, base, {str(label): one for label, one in corrected(differences).items()}, baselines)
+    return Spot(means, base, corrected(differences), baselines)
 
 
 def _better(of_baselines: Mapping[str, Mapping[Hashable, float]]) -> str | None:

@@ -33,23 +33,19 @@ def add_folders(parser: argparse.ArgumentParser) -> None:
     """Add where the runs are."""
     parser.add_argument(
         "folders",
-        type=_place,
+        type=user_path,
         nargs="+",
         metavar="RUNS",
         help="folder that holds runs, at any depth, or a file that `table RUNS --store FILE` wrote",
     )
 
 
-def _place(text: str) -> str:
-    return str(user_path(text))
-
-
-def beside(roots: Sequence[str], name: str) -> Path:
+def beside(roots: Sequence[Path], name: str) -> Path:
     """Return where results go: into a folder of runs, beside a file of stored results.
 
     Those of several, which are nobody's own, go into the folder that they all lie in.
     """
-    first, *more = (user_path(root) for root in roots)
+    first, *more = roots
     if more:
         places = [os.path.abspath(path.parent) for path in (first, *more)]
         return Path(os.path.relpath(os.path.commonpath(places))) / name

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 from scipy.special import stdtr, stdtrit  # Student's t without the half second that scipy.stats takes to import
 
 LEVEL = 0.05
 """Chance that an interval misses the truth; for corrected ones, that any of a family wrongly leaves out zero."""
+
+Key = TypeVar("Key", bound=Hashable)
 
 _ROUNDING = 1e-12
 """What is smaller, as a share of the values it is the difference of, is rounding."""
@@ -40,20 +43,18 @@ class Difference:
         error: standard error of the mean, None for a single seed. Of zero it tells nothing of chance, unless the mean
             is zero, too: accuracies are coarse, and two seeds easily differ by the same.
         n: number of seeds in common.
-        level: 1 minus the confidence of the interval.
-        holm_level: the same for the interval that is corrected for the number of differences in a table.
+        holm_level: 1 minus the confidence of the interval that is corrected for the number of differences in a table.
     """
 
     mean: float
     error: float | None
     n: int
-    level: float = LEVEL
     holm_level: float = LEVEL
 
     @property
     def half_width(self) -> float | None:
         """Half width of the confidence interval (Student's t), None where the error tells nothing."""
-        return self._half(self.level)
+        return self._half(LEVEL)
 
     @property
     def holm_half_width(self) -> float | None:
@@ -111,7 +112,7 @@ def paired(first: Mapping[Hashable, float], second: Mapping[Hashable, float]) ->
     return Difference(mean, None if of.std is None else std / math.sqrt(of.n), of.n)
 
 
-def corrected(family: Mapping[Hashable, Difference]) -> dict[Hashable, Difference]:
+def corrected(family: Mapping[Key, Difference]) -> dict[Key, Difference]:
     """Return the differences of a family with intervals corrected for their number.
 
     Holm's procedure tests the i-th smallest of m p values at LEVEL / (m - i + 1) and stops at the first that it cannot

@@ -209,13 +209,13 @@ def _leader(
     if len(means) < 2:
         return leaders, {}
     first = leaders[0]
-    family: dict[Hashable, Difference] = {
+    family = {
         label: paired(values[first, column], values[label, column])
         or Difference(means[first].mean - means[label].mean, None, 0)
         for label in means
         if label != first
     }
-    return leaders, {str(label): one for label, one in corrected(family).items()}
+    return leaders, corrected(family)
 
 
 def in_percent(metric: str) -> bool:

@@ -190,9 +190,9 @@ def test_words_for_one_seed_in_common(tmp_path):
 def test_results_of_several_folders_go_where_they_all_lie(tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     one.mkdir(), two.mkdir()
-    assert beside([str(one)], "figures") == one / "figures"
-    assert beside([str(one), str(two)], "figures").resolve() == tmp_path / "figures"
-    assert beside([str(tmp_path / "stored.json")], "figures") == tmp_path / "stored_figures"
+    assert beside([one], "figures") == one / "figures"
+    assert beside([one, two], "figures").resolve() == tmp_path / "figures"
+    assert beside([tmp_path / "stored.json"], "figures") == tmp_path / "stored_figures"
 
 
 def test_a_metric_without_pictures_and_one_table_a_protocol(tmp_path):
