@@ -28,8 +28,8 @@ from jgesr_lightning.paths import user_folder, user_path
 from jgesr_lightning.runtime import checkpoint
 from jgesr_lightning.trained.export import portable
 from jgesr_lightning.trained.joining import edge_weights, joined_model
-from jgesr_lightning.trained.samples import Samples, add_options, labelled
-from jgesr_lightning.trained.scoring import accuracy
+from jgesr_lightning.trained.samples import Samples, add_options
+from jgesr_lightning.trained.scoring import accuracy, new_samples
 from jgesr_lightning.trained.source import CARD, ClientModel, Trained, foreign, network, open_trained, refuse_another
 from jgesr_lightning.training import ClientData, build_engine
 
@@ -72,7 +72,6 @@ def attach(trained: Trained, samples: Samples, rounds: int = 1) -> Attached:
     config, found = trained.config, trained.found
     if config is None or found is None:
         raise ConfigError(f"{trained.place} is an export; a new client needs the run's own folder")
-    assert samples.labels is not None
     labels = samples.labels.numpy()
     try:
         whole("rounds", rounds, at_least=1)
@@ -90,7 +89,7 @@ def attach(trained: Trained, samples: Samples, rounds: int = 1) -> Attached:
     def score(row: Tensor) -> float:
         net.load_state_dict(layout.restore(row), strict=False)
         model.eval()
-        return accuracy(model, samples.inputs[test], samples.labels[test])  # type: ignore[index]
+        return accuracy(model, samples.inputs[test], samples.labels[test])
 
     try:
         inputs = model.normalised(samples.inputs)
@@ -211,10 +210,7 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(list(arguments))
     trained = open_trained(given.run)
     path = user_path(given.data)
-    about = trained.card["network"]
-    samples = labelled(
-        path, tuple(about["input_shape"]), tuple(trained.card["classes"]), given.label, about.get("features", ())
-    )
+    samples = new_samples(trained, path, given.label)
     folder = user_folder(given.out or trained.place / "attached" / _name(path))
     if MODEL not in refuse_another(folder, os.path.abspath(path)) and os.path.lexists(folder / MODEL):
         raise foreign(folder / MODEL)

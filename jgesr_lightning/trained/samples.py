@@ -24,17 +24,15 @@ TENSORS = (".pt", ".npz")
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples of one file or folder.
+    """Samples of one file or folder, with their classes.
 
     Attributes:
         inputs: (n, *input_shape), bytes of images or float32.
-        labels: (n,) int64 places among the classes, or None where none were asked for.
-        names: one a sample, for messages and tables.
+        labels: (n,) int64 places among the classes.
     """
 
     inputs: Tensor
-    labels: Tensor | None
-    names: tuple[str, ...]
+    labels: Tensor
 
 
 def add_options(parser: CommandParser, otherwise: str = "") -> None:
@@ -50,8 +48,8 @@ def add_options(parser: CommandParser, otherwise: str = "") -> None:
     parser.add_argument("--label", default="label", help="name of the column of labels of a .csv file")
 
 
-def unlabelled(path: Path, shape: tuple[int, ...], features: Sequence[str] = ()) -> Samples:
-    """Read an image, a .pt or .npz file with x, or a .csv file of features.
+def unlabelled(path: Path, shape: tuple[int, ...], features: Sequence[str] = ()) -> tuple[Tensor, list[str]]:
+    """Read samples, (n, *shape), and a name for each: an image, a .pt or .npz file with x, or a .csv file of features.
 
     Args:
         path: the file.
@@ -64,15 +62,17 @@ def unlabelled(path: Path, shape: tuple[int, ...], features: Sequence[str] = ())
     try:
         suffix = path.suffix.lower()
         if suffix in FORMATS:
-            return Samples(_image(path, shape), None, (str(path),))
+            return _image(path, shape), [str(path)]
         if suffix in TENSORS:
-            return _named(path, _fitting(path, inputs_of(path, read_entries(path, ["x"])["x"]), shape), None)
-        if suffix == TABLE:
+            inputs = inputs_of(path, read_entries(path, ["x"])["x"])
+        elif suffix == TABLE:
             columns, values, _ = read_table(path, None, features)
-            return _named(path, _fitting(path, _in_order(path, columns, values, features), shape), None)
+            inputs = _in_order(path, columns, values, features)
+        else:
+            raise ConfigError(_missing(path) or f"{path} is none of {', '.join([*FORMATS, *TENSORS, TABLE])}")
     except DataError as error:
         raise ConfigError(error) from None
-    raise ConfigError(_missing(path) or f"{path} is none of {', '.join([*FORMATS, *TENSORS, TABLE])}")
+    return _fitting(path, inputs, shape), [f"{path}:{row}" for row in range(len(inputs))]
 
 
 def labelled(
@@ -109,17 +109,13 @@ def labelled(
         else:
             kinds = ", ".join([*TENSORS, TABLE])
             raise ConfigError(_missing(path) or f"{path} is neither a folder of classes nor one of {kinds}")
-        return _named(path, inputs, _places(path, found, classes, numbered=suffix in TENSORS))
+        return Samples(inputs, _places(path, found, classes, numbered=suffix in TENSORS))
     except DataError as error:
         raise ConfigError(error) from None
 
 
 def _missing(path: Path) -> str:
     return "" if path.exists() else f"there is no file or folder {path}"
-
-
-def _named(path: Path, inputs: Tensor, labels: Tensor | None) -> Samples:
-    return Samples(inputs, labels, tuple(f"{path}:{row}" for row in range(len(inputs))))
 
 
 def _in_order(path: Path, columns: Sequence[str], values: Tensor, features: Sequence[str]) -> Tensor:
@@ -156,7 +152,7 @@ def _folder(path: Path, shape: tuple[int, ...], classes: tuple[str, ...]) -> Sam
             raise ConfigError(f"{path / name}: class {name!r} is none of the run's: {', '.join(classes)[:200]}")
     files = [(file, classes.index(name)) for name, images in tree.items() for file in images]
     inputs = torch.cat([_image(file, shape) for file, _ in files])
-    return Samples(inputs, torch.tensor([label for _, label in files]), tuple(str(file) for file, _ in files))
+    return Samples(inputs, torch.tensor([label for _, label in files]))
 
 
 def _image(path: Path, shape: tuple[int, ...]) -> Tensor:

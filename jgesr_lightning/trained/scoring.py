@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from jgesr_lightning.arguments import CommandParser
 from jgesr_lightning.config import ConfigError
 from jgesr_lightning.paths import user_path
 from jgesr_lightning.summary import data_digest, read_summary
-from jgesr_lightning.trained.samples import add_options, labelled, unlabelled
+from jgesr_lightning.trained.samples import Samples, add_options, labelled, unlabelled
 from jgesr_lightning.trained.source import ClientModel, Trained, open_trained
 from jgesr_lightning.training.base import answers
 
@@ -59,6 +60,12 @@ def own_accuracies(trained: Trained, kind: str) -> list[float]:
     return results
 
 
+def new_samples(trained: Trained, path: Path, label: str) -> Samples:
+    """Read new data for a run's models, see `labelled`."""
+    about = trained.card["network"]
+    return labelled(path, tuple(about["input_shape"]), tuple(trained.card["classes"]), label, about.get("features", ()))
+
+
 def _right(found: Tensor, labels: Tensor) -> Tensor:
     return answers(found, labels).argmax(1) == labels
 
@@ -87,13 +94,13 @@ def predict_main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(list(arguments))
     model = open_trained(given.run).client(given.client, given.what)
     read = [unlabelled(user_path(file), model.input_shape, model.features) for file in given.files]
-    found = [(samples, scores(model, samples.inputs).double().softmax(1).max(1)) for samples in read]
+    found = [(names, scores(model, inputs).double().softmax(1).max(1)) for inputs, names in read]
     if any(bool(best.values.isnan().any()) for _, best in found):
         raise ConfigError(f"the model of client {given.client} gives no numbers as scores: it diverged in training")
     out = csv.writer(sys.stdout, lineterminator="\n")
     out.writerow(["sample", "class", "probability"])
-    for samples, best in found:
-        for name, value, place in zip(samples.names, best.values.tolist(), best.indices.tolist(), strict=True):
+    for names, best in found:
+        for name, value, place in zip(names, best.values.tolist(), best.indices.tolist(), strict=True):
             out.writerow([name, model.classes[place], f"{value:.4f}"])
     return 0
 
@@ -112,10 +119,7 @@ def evaluate_main(arguments: Sequence[str]) -> int:
     if given.data is None:
         results = own_accuracies(trained, kind)
     else:
-        about = trained.card["network"]
-        shape, classes = tuple(about["input_shape"]), tuple(trained.card["classes"])
-        samples = labelled(user_path(given.data), shape, classes, given.label, about.get("features", ()))
-        assert samples.labels is not None
+        samples = new_samples(trained, user_path(given.data), given.label)
         results = [
             accuracy(trained.client(k, kind), samples.inputs, samples.labels) for k in range(trained.num_clients)
         ]

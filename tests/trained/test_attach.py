@@ -46,14 +46,14 @@ def test_a_new_client_trains_joins_and_is_reported(result, tmp_path, capsys):
 
 def test_the_others_stay_as_they_are(result):
     before = {path: path.read_bytes() for path in result.folder.rglob("*") if path.is_file()}
-    attach(open_trained(result.folder), Samples(*newcomer(), ()))
+    attach(open_trained(result.folder), Samples(*newcomer()))
     assert before == {path: path.read_bytes() for path in result.folder.rglob("*") if path.is_file()}
 
 
 def test_it_starts_from_the_mean_of_the_received_models(result):
     trained = open_trained(result.folder)
     mean = checkpoint.rows(checkpoint.find(result.folder / "checkpoint"), "models").double().mean(0)
-    learnt = attach(trained, Samples(*newcomer(), ()), rounds=1)
+    learnt = attach(trained, Samples(*newcomer()), rounds=1)
     names = dict(trained.client(0).net.named_parameters())
     moved = torch.cat([learnt.state_dict[name].flatten() for name in names]).double() - mean
     assert 0 < float(moved.norm()) < 0.5 * float(mean.norm())
@@ -61,11 +61,11 @@ def test_it_starts_from_the_mean_of_the_received_models(result):
 
 def test_it_trains_at_the_rates_of_the_first_rounds(result):
     trained = open_trained(result.folder)
-    plain = attach(trained, Samples(*newcomer(), ()), rounds=1)
+    plain = attach(trained, Samples(*newcomer()), rounds=1)
     falling = trained.config.replace(
         local=trained.config.local.replace(schedule="cosine", schedule_rounds=2, schedule_factor=0.0)
     )  # nothing of the rate is left after two rounds, which the run has had
-    learnt = attach(dataclasses.replace(trained, config=falling), Samples(*newcomer(), ()), rounds=1)
+    learnt = attach(dataclasses.replace(trained, config=falling), Samples(*newcomer()), rounds=1)
     assert learnt.accuracies["trained"] == plain.accuracies["trained"] > learnt.accuracies["before"]
 
 
@@ -84,7 +84,7 @@ def test_a_graph_that_rests_on_what_is_not_kept_is_not_joined(result, setting):
     trained = open_trained(result.folder)
     method = trained.config.aggregator
     config = trained.config.replace(aggregator=method.replace(**setting))
-    learnt = attach(dataclasses.replace(trained, config=config), Samples(*newcomer(), ()))
+    learnt = attach(dataclasses.replace(trained, config=config), Samples(*newcomer()))
     ((key, value),) = setting.items()
     assert learnt.edges is None and "joined" not in learnt.accuracies
     assert learnt.alone.startswith(f"not joined: under {key}={value} the graph rests on")
@@ -147,7 +147,7 @@ def test_models_of_a_run_that_diverged_are_not_laid_to_the_newcomer(result, monk
     received = checkpoint.rows(checkpoint.find(result.folder / "checkpoint"), "models")
     monkeypatch.setattr("jgesr_lightning.trained.attach.checkpoint.rows", lambda *_: received * torch.nan)
     with pytest.raises(ConfigError, match=r"^the run's own models diverged "):
-        attach(open_trained(result.folder), Samples(*newcomer(), ()))
+        attach(open_trained(result.folder), Samples(*newcomer()))
 
 
 def test_what_cannot_be_joined_is_a_line(result, monkeypatch):
@@ -156,7 +156,7 @@ def test_what_cannot_be_joined_is_a_line(result, monkeypatch):
 
     monkeypatch.setattr("jgesr_lightning.trained.attach.edge_weights", free)
     with pytest.raises(ConfigError, match=r"^an edge would cost nothing$"):
-        attach(open_trained(result.folder), Samples(*newcomer(), ()))
+        attach(open_trained(result.folder), Samples(*newcomer()))
 
 
 def test_a_run_that_was_stopped_before_it_kept_a_graph_says_so(result, tmp_path):
@@ -164,7 +164,7 @@ def test_a_run_that_was_stopped_before_it_kept_a_graph_says_so(result, tmp_path)
     shared = {**trained.found.shared, "graphs": {}}
     stopped = dataclasses.replace(trained, found=dataclasses.replace(trained.found, shared=shared))
     with pytest.raises(ConfigError, match="stopped after round 2 and has kept no graph yet to join; go on with resume"):
-        attach(stopped, Samples(*newcomer(), ()))
+        attach(stopped, Samples(*newcomer()))
 
 
 def test_launchers_variables_are_nothing_to_a_new_client(result, monkeypatch):
@@ -173,7 +173,7 @@ def test_launchers_variables_are_nothing_to_a_new_client(result, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name, *_, **__: f"/usr/bin/{name}")  # srun, which Lightning looks for
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert set(attach(open_trained(result.folder), Samples(*newcomer(), ())).accuracies) == {
+        assert set(attach(open_trained(result.folder), Samples(*newcomer())).accuracies) == {
             "before",
             "trained",
             "joined",
