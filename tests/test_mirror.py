@@ -68,7 +68,6 @@ ELSEWHERE = {
     "solvers/solver": "solvers/test_pdca",
     "study/beside": "study/test_runner",
     "study/command": "study/test_runner",
-    "study/estimate": "study/test_runner",
     "timing": "test_federation",
     "training/base": "training/test_engines",
     "training/batches": "training/test_engines",

@@ -17,7 +17,7 @@ import tempfile
 import types
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Protocol
@@ -93,7 +93,18 @@ def training(main: Callable[[Sequence[str]], int], workers: int) -> Starter:
         environment = {"TMPDIR": scratch.name}
         if workers > 1 and len(devices) > 1:
             environment["CUDA_VISIBLE_DEVICES"] = devices[place.slot % len(devices)]
-        train = _Train(main, train_arguments(cell, extra), place, environment, single_thread=workers > 1)
+        arguments = train_arguments(cell, extra)
+
+        def train() -> int:
+            _disguise(arguments, place, environment)
+            if workers > 1 and "OMP_NUM_THREADS" not in os.environ:
+                import torch
+
+                torch.set_num_threads(1)
+            status = main(arguments)
+            sys.stdout.flush()
+            return status
+
         return Forked(train, scratch)
 
     return start
@@ -154,47 +165,27 @@ class Forked:
         return status
 
 
-@dataclass(frozen=True)
-class _Train:
-    """What a forked process does: put on the guise of ``python -m jgesr_lightning train ...``, and run that."""
-
-    main: Callable[[Sequence[str]], int]
-    arguments: Sequence[str]
-    place: Place
-    environment: Mapping[str, str] = field(default_factory=dict)
-    single_thread: bool = False
-
-    def __call__(self) -> int:
-        for descriptor in self.place.foreign:
-            os.close(descriptor)
-        self._redirect()
-        os.environ.update(self.environment)
-        if "WANDB_SWEEP_ID" not in os.environ:
-            os.environ.pop("WANDB_RUN_ID", None)  # all cells would be one run
-        tempfile.tempdir = None  # looked up anew, where TMPDIR says
-        # Lightning starts the processes of further devices by what __main__ and its arguments are
-        sys.argv = ["jgesr_lightning", *self.arguments]
-        sys.modules["__main__"] = module = types.ModuleType("__main__")
-        module.__spec__ = spec = importlib.util.find_spec("jgesr_lightning.__main__")
-        module.__file__ = spec.origin if spec is not None else None
-
-        if self.single_thread and "OMP_NUM_THREADS" not in os.environ:
-            import torch
-
-            torch.set_num_threads(1)
-        status = self.main(self.arguments)
-        sys.stdout.flush()
-        return status
-
-    def _redirect(self) -> None:
-        log = os.open(self.place.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        for source, target in ((nothing, 0), (log, 1), (log, 2)):
-            os.dup2(source, target)
-        options = {"encoding": "utf-8", "errors": "replace", "closefd": False}
-        sys.stdin = open(0, **options)  # type: ignore[call-overload]  # noqa: SIM115
-        sys.stdout = open(1, "w", buffering=1, **options)  # type: ignore[call-overload]  # noqa: SIM115
-        sys.stderr = open(2, "w", buffering=1, **options)  # type: ignore[call-overload]  # noqa: SIM115
+def _disguise(arguments: Sequence[str], place: Place, environment: Mapping[str, str]) -> None:
+    """Put on the guise of ``python -m jgesr_lightning train ...``, in a forked process."""
+    for descriptor in place.foreign:
+        os.close(descriptor)
+    log = os.open(place.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    for source, target in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    options = {"encoding": "utf-8", "errors": "replace", "closefd": False}
+    sys.stdin = open(0, **options)  # type: ignore[call-overload]  # noqa: SIM115
+    sys.stdout = open(1, "w", buffering=1, **options)  # type: ignore[call-overload]  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, **options)  # type: ignore[call-overload]  # noqa: SIM115
+    os.environ.update(environment)
+    if "WANDB_SWEEP_ID" not in os.environ:
+        os.environ.pop("WANDB_RUN_ID", None)  # all cells would be one run
+    tempfile.tempdir = None  # looked up anew, where TMPDIR says
+    # Lightning starts the processes of further devices by what __main__ and its arguments are
+    sys.argv = ["jgesr_lightning", *arguments]
+    sys.modules["__main__"] = module = types.ModuleType("__main__")
+    module.__spec__ = spec = importlib.util.find_spec("jgesr_lightning.__main__")
+    module.__file__ = spec.origin if spec is not None else None
 
 
 def default_workers(cells: Sequence[Cell]) -> int:

@@ -8,18 +8,18 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from jgesr_lightning.config import to_dict
 from jgesr_lightning.files import InUseError, held_since, locked
+from jgesr_lightning.identity import digest, protocol
 from jgesr_lightning.run_folder import changed_code
 from jgesr_lightning.runtime.signals import StopRequest
 from jgesr_lightning.study.beside import Summaries, copy_of_equal, seconds_of
 from jgesr_lightning.study.cells import Cell
-from jgesr_lightning.study.estimate import Estimate
 from jgesr_lightning.study.processes import Child, Place, Starter
 from jgesr_lightning.timing import duration
 
@@ -206,6 +206,39 @@ class _Runner:
         beside = [max(0.0, start + of(cell) - (time.time() - held[cell.name])) for cell in others]
         coming = [start + of(cell) for cell in waiting if cell.name not in held]
         return _span([*running, *beside, *[0.0] * (self.workers - len(running))], coming)
+
+
+class Estimate:
+    """How long the cells to come will take: seconds of finished ones, by kind.
+
+    What a cell takes hangs on its data first, then on all settings that a table's methods share (how much data, how
+    many rounds), then on its method: the finest kind of which any has finished tells.
+    """
+
+    def __init__(self) -> None:
+        self._taken: dict[Hashable, list[float]] = {}
+        self._noted: set[str] = set()
+        self._kinds: dict[str, tuple[Hashable, ...]] = {}
+
+    def note(self, cell: Cell, seconds: float) -> None:
+        """Take note of what a finished cell took, once."""
+        if cell.name not in self._noted:
+            self._noted.add(cell.name)
+            for kind in self.kinds(cell):
+                self._taken.setdefault(kind, []).append(seconds)
+
+    def of(self, cell: Cell) -> float:
+        """Return what a cell will take; nothing, where no cell has finished yet."""
+        known = next((self._taken[kind] for kind in self.kinds(cell) if kind in self._taken), [0.0])
+        return sum(known) / len(known)
+
+    def kinds(self, cell: Cell) -> tuple[Hashable, ...]:
+        """Return a cell's kinds, the finest first; they are worked out once."""
+        if cell.name not in self._kinds:
+            shared = digest(protocol(to_dict(cell.config)), 32)
+            data, method = cell.config.data.name, cell.config.aggregator.name
+            self._kinds[cell.name] = ((data, shared, method), (data, shared), (data, method), (data,), ())
+        return self._kinds[cell.name]
 
 
 def result(cell: Cell) -> str:

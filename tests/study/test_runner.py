@@ -18,9 +18,8 @@ from jgesr_lightning.config import Config, load_config, to_dict
 from jgesr_lightning.files import InUseError, locked
 from jgesr_lightning.names import code_of
 from jgesr_lightning.study import load_study, runner
-from jgesr_lightning.study.estimate import Estimate
 from jgesr_lightning.study.processes import programs
-from jgesr_lightning.study.runner import lock_of, run_cells, state
+from jgesr_lightning.study.runner import Estimate, lock_of, run_cells, state
 from tests.study.studies import BASE, ROOT, TWO, cells_of, fake, quiet, write_study
 
 
