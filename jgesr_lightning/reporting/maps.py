@@ -17,7 +17,7 @@ import numpy as np
 from jgesr_lightning.identity import number_text
 from jgesr_lightning.reporting.runs import Run, differing, method_rank
 from jgesr_lightning.reporting.statistics import Difference, Mean, corrected, mean_of, paired
-from jgesr_lightning.reporting.tables import SETTING_WORDS, seed_means
+from jgesr_lightning.reporting.tables import SETTING_WORDS, in_percent, seed_means
 from jgesr_lightning.reporting.text import shown
 from jgesr_lightning.summary import higher_is_better
 
@@ -186,7 +186,7 @@ class Map:
     def is_plane(self) -> bool:
         """Whether a panel has two rows and two columns or more, and methods that may lead over the baselines."""
         several = any(len(panel.rows) > 1 and len(panel.columns) > 1 for panel in self.panels)
-        leads = higher_is_better(self.metric) is True  # of a deviation nobody does
+        leads = in_percent(self.metric) and higher_is_better(self.metric) is True  # of a deviation nobody does
         return several and leads and any(spot.lead for panel in self.panels for spot in panel.spots.values())
 
     @property

@@ -50,17 +50,16 @@ def page(found: Findings, target: Path) -> str:
     taken: set[str] = set()
     styles = looks_of(runs, titles(runs, found.collection.names))
     sections = []
-    plane = map_of(runs, found.metric, names=found.collection.names) if in_percent(found.metric) else None
-    has_map = plane is not None and plane.is_plane
+    plane = map_of(runs, found.metric, names=found.collection.names)
     of_map: dict[str, Any] = {}
-    if plane is not None and has_map:
+    if plane.is_plane:
         of_map = {
             "standings": standings_grid(plane),
             "grids": [panel_grid(plane, panel) for panel in plane.panels],
             **pictures.of(unique(map_drawings(plane, separately=True), 1, taken)),
         }
     for number, (block, table) in enumerate(zip(blocks(runs), found.tables, strict=True), 1):
-        drawings = draw_block(block, table, styles, compare_only=has_map) if table.unit else iter(())
+        drawings = draw_block(block, table, styles, compare_only=plane.is_plane) if table.unit else iter(())
         sections.append(
             {
                 "words": summary(table),
