@@ -205,17 +205,18 @@ def _clients(block: Block, table: Table, column: Column, styles: Looks) -> Itera
     base = averaged(table.metric)[0].partition("_")[0]
     rows = []
     for label in table.rows:
-        values, names = [], []
+        points = []
         for run in block.cell(label, column):
             held = run.summary.get("clients", {}).get(base)
             known = client_names(run)
             for client, value in enumerate(held if isinstance(held, list) else []):
                 if value is not None:
-                    values.append(100 * float(value))
-                    names.append(f"{known.get(client, f'client {client}')}, seed {run.config['seed']}")
-        if values:
-            worst = int(np.argmin(values))
-            rows.append((table.title(label), np.array(values), shown(f"{names[worst]}: {values[worst]:.0f} %")))
+                    name = f"{known.get(client, f'client {client}')}, seed {run.config['seed']}"
+                    points.append((100 * float(value), name))
+        if points:
+            worst, whose = min(points, key=lambda point: point[0])
+            values = np.array([value for value, _ in points])
+            rows.append((table.title(label), values, shown(f"{whose}: {worst:.0f} %")))
     if rows:
         title = column_title(column)
         yield Drawing(
@@ -312,24 +313,19 @@ def _graphs(block: Block, table: Table, column: Column) -> Iterator[Drawing]:
         edges = (
             f"the {len(drawn)} strongest of {total} edges are drawn" if len(drawn) < total else "all edges are drawn"
         )
-        matrix = (
-            partial(plots.graph_heatmap, weights, around, title, kind)
-            if held is None
-            else partial(plots.graph_and_labels, weights, held[1], held[0], around, title, kind)
-        )
         beside = "" if held is None else " Right: the classes of each client's samples, in the same order."
         yield Drawing(
             f"graph_{label}_{column_title(column)}",
             f"{title} (seed {run.config['seed']}): {kind}s between clients, ordered by average-linkage clustering of "
             f"the weights.{beside}",
-            matrix,
+            partial(plots.graph_heatmap, weights, around, title, kind, held),
             "graph",
         )
         yield Drawing(
             f"network_{label}_{column_title(column)}",
             f"{title} (seed {run.config['seed']}): clients on a circle in the order of the matrix; an edge is as broad "
             f"as its weight, {edges}" + ("." if held is None else "; a node shows its classes."),
-            partial(graph_network, weights, held[1] if held else None, held[0] if held else (), around, title),
+            partial(graph_network, weights, around, title, held),
             "graph",
         )
 

@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike
 
 from jgesr_lightning.reporting.agg import Axes, Figure, Wedge
 from jgesr_lightning.reporting.plots import ACCENT, CLASS_COLOURS, INK, Array, cluster_order, drawing, head, square
+from jgesr_lightning.reporting.sources import Held
 from jgesr_lightning.reporting.text import figure_text
 
 _EDGES = 60  # more cannot be told apart, unless there are more clients
@@ -16,11 +17,7 @@ _LEAST = 0.03  # of the heaviest weight
 
 
 def graph_network(
-    graph: ArrayLike,
-    counts: ArrayLike | None = None,
-    classes: Sequence[str] = (),
-    order: Sequence[int] | None = None,
-    title: str = "",
+    graph: ArrayLike, order: Sequence[int] | None = None, title: str = "", held: Held | None = None
 ) -> Figure:
     """Return the graph with its clients on a circle, neighbours in `order` side by side.
 
@@ -29,13 +26,13 @@ def graph_network(
 
     Args:
         graph: (K, K) non-negative weights.
-        counts: (K, classes) samples of each class that each client holds; None: plain nodes.
-        classes: their names.
         order: order of the clients around the circle; None: `cluster_order` of the graph.
         title: written above.
+        held: what the clients hold; None: plain nodes.
     """
     weights = square(graph)
     count = len(weights)
+    classes, counts = ((), None) if held is None else (held[0], np.asarray(held[1], dtype=np.float64))
     rows = cluster_order(weights) if order is None else list(order)
     angles = np.empty(count)
     angles[rows] = np.pi / 2 - 2 * np.pi * np.arange(count) / max(count, 1)
@@ -53,14 +50,13 @@ def graph_network(
         if len(drawn) < total:
             told = f"the {len(drawn)} strongest of {total} edges: {share:.0%} of the weight"
             axes.text(0, -1.3, told, ha="center", va="top", fontsize=8.5, style="italic")
-        held = None if counts is None else np.asarray(counts, dtype=np.float64)
         for client, (x, y) in enumerate(places):
-            _node(axes, x, y, radius, None if held is None else held[client])
+            _node(axes, x, y, radius, None if counts is None else counts[client])
             axes.text(
                 x * (1.06 + radius), y * (1.06 + radius), str(client), ha="center", va="center",
                 fontsize=8.5 if count <= 60 else 5,
             )  # fmt: skip
-        if held is not None and len(classes) <= 20:
+        if counts is not None and len(classes) <= 20:
             figure.legend(
                 [Wedge((0, 0), 1, 0, 360, color=CLASS_COLOURS[k % len(CLASS_COLOURS)]) for k in range(len(classes))],
                 [figure_text(name) for name in classes],

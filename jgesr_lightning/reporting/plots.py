@@ -35,6 +35,7 @@ from jgesr_lightning.reporting.agg import (
     TransformedBbox,
     mpl,
 )
+from jgesr_lightning.reporting.sources import Held
 from jgesr_lightning.reporting.text import figure_text
 
 Array = NDArray[np.float64]
@@ -122,52 +123,35 @@ class Series:
 
 
 def graph_heatmap(
-    graph: ArrayLike, order: Sequence[int] | None = None, title: str = "", label: str = "edge weight"
+    graph: ArrayLike,
+    order: Sequence[int] | None = None,
+    title: str = "",
+    label: str = "edge weight",
+    held: Held | None = None,
 ) -> Figure:
-    """Return a heat map of a graph between clients.
+    """Return a heat map of a graph between clients, beside each client's label distribution where that is given.
 
     Args:
         graph: (K, K) non-negative weights.
         order: order of the clients along both axes, such as `cluster_order` gives; None: as numbered.
         title: written above.
         label: what the weights are; stands at the colour bar.
+        held: what the clients hold.
     """
     weights = square(graph)
+    rows = _order(order, len(weights))
     with drawing():
-        figure = Figure(figsize=(4.6, 3.9), layout="constrained")
-        _heatmap(figure, figure.add_subplot(), weights, _order(order, len(weights)), label)
-        head(figure, title)
-    return figure
-
-
-def graph_and_labels(
-    graph: ArrayLike,
-    counts: ArrayLike,
-    classes: Sequence[str],
-    order: Sequence[int] | None = None,
-    title: str = "",
-    label: str = "edge weight",
-) -> Figure:
-    """Return a graph's heat map beside each client's label distribution, both in one order of the clients.
-
-    Args:
-        graph: (K, K) non-negative weights.
-        counts: (K, classes) samples of each class that each client holds.
-        classes: their names.
-        order: order of the clients; None: `cluster_order` of the graph.
-        title: written above.
-        label: what the weights are.
-    """
-    weights, held = square(graph), np.asarray(counts, dtype=np.float64)
-    count = len(weights)
-    if held.shape != (count, len(classes)):
-        raise ValueError(f"counts must have shape ({count}, {len(classes)}); got {held.shape}")
-    rows = _order(cluster_order(weights) if order is None else order, count)
-    with drawing():
-        figure = Figure(figsize=(8.6, 4.2), layout=ConstrainedLayoutEngine(wspace=0.06))
-        left, right = figure.subplots(1, 2, width_ratios=(1.2, 1), sharey=True)
-        _heatmap(figure, left, weights, rows, label, aspect="auto")  # rows level with the bars beside them
-        _label_bars(right, held[rows], classes, rows)
+        if held is None:
+            figure = Figure(figsize=(4.6, 3.9), layout="constrained")
+            _heatmap(figure, figure.add_subplot(), weights, rows, label)
+        else:
+            classes, counts = held[0], np.asarray(held[1], dtype=np.float64)
+            if counts.shape != (len(rows), len(classes)):
+                raise ValueError(f"counts must have shape ({len(rows)}, {len(classes)}); got {counts.shape}")
+            figure = Figure(figsize=(8.6, 4.2), layout=ConstrainedLayoutEngine(wspace=0.06))
+            left, right = figure.subplots(1, 2, width_ratios=(1.2, 1), sharey=True)
+            _heatmap(figure, left, weights, rows, label, aspect="auto")  # rows level with the bars beside them
+            _label_bars(right, counts[rows], classes, rows)
         head(figure, title)
     return figure
 

@@ -6,6 +6,7 @@ import csv
 import itertools
 import zipfile
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -16,6 +17,8 @@ from numpy.typing import NDArray
 from jgesr_lightning.checks import is_count
 
 Array = NDArray[np.float64]
+Held = tuple[Sequence[str], Array]
+"""Names of the classes, and (K, classes) samples of each that each client holds."""
 
 UNREADABLE = (
     ValueError, LookupError, TypeError, AttributeError, ArithmeticError, OSError, EOFError, RuntimeError, MemoryError,
@@ -33,7 +36,7 @@ class Source(Protocol):
     def history(self, metric: str) -> tuple[list[int], list[float]] | None:
         """Return rounds and values of a metric, NaN where it was not measured."""
 
-    def class_counts(self) -> tuple[list[str], Array] | None:
+    def class_counts(self) -> Held | None:
         """Return class names and (K, classes) counts."""
 
     def last_graph(self) -> tuple[int, Array] | None:
@@ -54,43 +57,37 @@ class Folder:
     path: Path
 
     def history(self, metric: str) -> tuple[list[int], list[float]] | None:
-        """Return rounds and values of a metric from ``metrics.csv``; None without file or column."""
-        names, rows = self._metrics()
-        if not rows or metric not in names:
+        """Return rounds and values of a metric from ``metrics.csv``; None without file, column or rows."""
+        columns = self._columns()
+        if not columns.get(metric):
             return None
-        return [int(row["round"]) for row in rows], [float(row[metric] or "nan") for row in rows]
+        return [int(number) for number in columns["round"]], [float(value or "nan") for value in columns[metric]]
 
     def metrics(self) -> list[str]:
         """Return the columns of ``metrics.csv``, but for the round."""
-        return [name for name in self._metrics()[0] if name != "round"]
+        return [name for name in self._columns() if name != "round"]
 
-    def _metrics(self) -> tuple[list[str], list[dict[str, str]]]:
+    def _columns(self) -> dict[str, list[str]]:
         path = self.path / "metrics.csv"
         if not path.is_file():
-            return [], []
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file, strict=True)
-            rows = list(reader)
-            if reader.fieldnames is None:  # asked for while the file is open: it may try to read
-                raise ValueError("the file is empty")
-        if any(None in row or None in row.values() for row in rows):
-            raise ValueError("a row is not as long as the header")
-        rounds = [int(row["round"]) for row in rows]
+            return {}
+        lines = _lines(path)
+        if not lines:
+            raise ValueError("the file is empty")
+        columns = {name: [line[place] for line in lines[1:]] for place, name in enumerate(lines[0])}
+        rounds = [int(number) for number in columns["round"]] if len(lines) > 1 else []
         if any(after <= before for before, after in itertools.pairwise(rounds)):
             raise ValueError("its rounds do not ascend")
-        return list(reader.fieldnames), rows
+        return columns
 
-    def class_counts(self) -> tuple[list[str], Array] | None:
+    def class_counts(self) -> Held | None:
         """Return class names and (K, classes) counts from ``partition.csv``."""
         path = self.path / "partition.csv"
         if not path.is_file():
             return None
-        with path.open(newline="", encoding="utf-8") as file:
-            lines = [line for line in csv.reader(file, strict=True) if line]
+        lines = _lines(path)
         if len(lines) < 2:
             raise ValueError("the file has no clients")
-        if len({len(line) for line in lines}) > 1:
-            raise ValueError("a row is not as long as the header")
         counts = np.array([[float(cell) for cell in line[3:]] for line in lines[1:]])
         if not np.isfinite(counts).all():
             raise ValueError("a count is not a number")
@@ -110,6 +107,15 @@ class Folder:
             number = max(kept)
             graph = np.asarray(stored[kept[number]], dtype=np.float64)
         return number, square(graph, number)
+
+
+def _lines(path: Path) -> list[list[str]]:
+    """Return the lines of a CSV file, its header first."""
+    with path.open(newline="", encoding="utf-8") as file:
+        lines = [line for line in csv.reader(file, strict=True) if line]
+    if len({len(line) for line in lines}) > 1:
+        raise ValueError("a row is not as long as the header")
+    return lines
 
 
 def square(graph: Array, number: int) -> Array:

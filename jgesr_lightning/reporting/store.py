@@ -22,7 +22,7 @@ from jgesr_lightning.files import write_atomically
 from jgesr_lightning.identity import flatten
 from jgesr_lightning.paths import PathError, user_file
 from jgesr_lightning.reporting.runs import Run, read_summary
-from jgesr_lightning.reporting.sources import UNREADABLE, Array, curve_names, square
+from jgesr_lightning.reporting.sources import UNREADABLE, Array, Held, curve_names, square
 from jgesr_lightning.reporting.text import shown
 
 if TYPE_CHECKING:  # it reads such files
@@ -127,7 +127,7 @@ class Row:
         """Return the names of the metrics that have a history."""
         return [name for name in self.content.get("curves", {}) if name != "round"]
 
-    def class_counts(self) -> tuple[list[str], Array] | None:
+    def class_counts(self) -> Held | None:
         """Return class names and (K, classes) counts."""
         held = self.content.get("classes")
         if held is None:

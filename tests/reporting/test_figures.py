@@ -232,7 +232,7 @@ def test_every_client_is_a_point_and_the_worst_is_named(tmp_path):
 
 def test_the_network_draws_the_heaviest_edges_and_each_clients_classes():
     graph = np.array([[0, 1, 0.02], [1, 0, 0.5], [0.02, 0.5, 0]])  # the slightest is 2 % of the heaviest
-    axes = graph_network(graph, [[8, 0], [4, 4], [0, 0]], ["a", "b"], order=[0, 1, 2]).axes[0]
+    axes = graph_network(graph, [0, 1, 2], held=(["a", "b"], [[8, 0], [4, 4], [0, 0]])).axes[0]
     widths = sorted(line.get_linewidth() for line in axes.get_lines())
     assert widths == pytest.approx([0.4 + 1.6, 0.4 + 3.2])
     shares = sorted(round(p.theta2 - p.theta1) for p in axes.patches if p.width is None)

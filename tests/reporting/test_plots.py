@@ -48,7 +48,7 @@ def test_graphs_without_edges_can_be_drawn(graph):
 
 def test_bars_show_shares_in_the_order_of_the_graph():
     counts = np.array([[3, 1], [0, 0], [0, 5]])
-    figure = plots.graph_and_labels(np.zeros((3, 3)), counts, ["cat", "dog"], order=[2, 0, 1])
+    figure = plots.graph_heatmap(np.zeros((3, 3)), [2, 0, 1], held=(["cat", "dog"], counts))
     bars = {(round(bar.get_y() + 0.41), bar.get_x()): bar.get_width() for bar in figure.axes[1].patches}
     assert bars == {(0, 0.0): 1.0, (1, 0.0): 0.75, (1, 0.75): 0.25}
     assert [text.get_text() for text in figure.axes[1].get_legend().get_texts()] == ["cat", "dog"]
@@ -64,7 +64,7 @@ def test_wrong_shapes_are_refused():
     with pytest.raises(ValueError, match="square"):
         plots.graph_heatmap(np.zeros((3, 2)))
     with pytest.raises(ValueError, match=r"counts must have shape \(3, 2\)"):
-        plots.graph_and_labels(np.zeros((3, 3)), np.zeros((3, 3)), ["a", "b"])
+        plots.graph_heatmap(np.zeros((3, 3)), held=(["a", "b"], np.zeros((3, 3))))
 
 
 def test_accuracies_are_in_percent_and_gaps_are_left_out():
