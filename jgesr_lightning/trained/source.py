@@ -34,7 +34,6 @@ SCHEMA = 1
 KINDS = ("received", "trained")
 """What the clients had after the last round, see `FederationState.models`, and what they had trained in it."""
 
-ROWS = {"received": "models", "trained": "trained"}  # what a checkpoint calls them
 DATA = {"normalisation", "input_shape", "classes", "sizes", "test_sizes"}  # what a summary has to say of the data
 SMALL = 4  # of numbers from 0 to 1, -1 to 1, or of deviation 1, mean and deviation together are less; of bytes more
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -271,9 +270,9 @@ def _of_run(place: Path) -> Trained:
     data = summary.get("data")
     if not isinstance(data, dict) or not data.keys() >= DATA:
         raise ConfigError(f"{place}/summary.json does not say how the data were normalised; run it again")
-    rows = {"received": checkpoint.rows(found, ROWS["received"])}
+    rows = {"received": checkpoint.rows(found, "models")}
     with contextlib.suppress(checkpoint.CheckpointError):  # they need not have been kept
-        rows["trained"] = checkpoint.rows(found, ROWS["trained"])
+        rows["trained"] = checkpoint.rows(found, "trained")
     try:
         card = _card(place, config, found, data, str(rows["received"].dtype).removeprefix("torch."))
         _check_card(card)
@@ -281,22 +280,19 @@ def _of_run(place: Path) -> Trained:
         reason = f"{type(error).__name__}: {error}"
         raise ConfigError(f"{place}/summary.json is damaged: data do not fit the models ({reason})") from None
     initial = network(card)
-    layout, rest = ParameterLayout.of(initial), initial.state_dict()
+    layout, entries = ParameterLayout.of(initial), initial.state_dict(keep_vars=True)
     if layout.size != rows["received"].shape[1]:
         raise ConfigError(
             f"{place} holds models of {rows['received'].shape[1]} parameters; "
             f"model.name={config.model.name} has {layout.size} now"
         )
 
+    # an entry that two layers share stands in the row once
+    shared = {id(tensor): name for name, tensor in entries.items() if name in layout.names}
+
     def tensors(client: int, kind: str) -> dict[str, Tensor]:
-        own = {**rest, **layout.restore(rows[kind][client])}
-        # an entry that two layers share stands in the row once
-        shared = {
-            id(tensor): name for name, tensor in initial.state_dict(keep_vars=True).items() if name in layout.names
-        }
-        for name, tensor in initial.state_dict(keep_vars=True).items():
-            own[name] = own[shared.get(id(tensor), name)]
-        return own
+        own = {**initial.state_dict(), **layout.restore(rows[kind][client])}
+        return {name: own[shared.get(id(tensor), name)] for name, tensor in entries.items()}
 
     return Trained(place, card, tuple(rows), tensors, config, found)
 
