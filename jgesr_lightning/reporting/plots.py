@@ -14,9 +14,8 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -275,12 +274,8 @@ def save(figure: Figure, stem: Path) -> list[Path]:
     paths = [stem.with_name(f"{stem.name}.{suffix}") for suffix in _DATES]
     for path in paths:
         data = render(figure, path.suffix[1:], dpi=200)
-        write_atomically(path, partial(_put, data))
+        write_atomically(path, lambda file, data=data: file.write(data))  # type: ignore[misc]
     return paths
-
-
-def _put(data: bytes, file: IO[bytes]) -> int:
-    return file.write(data)
 
 
 def render(figure: Figure, kind: str, dpi: int = 120) -> bytes:

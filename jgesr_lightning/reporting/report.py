@@ -134,7 +134,7 @@ def _run(run: Run, found: Findings, target: Path) -> dict[str, Any]:
         run.label,
         column_title(run.column),
         shown(run.config["seed"]),
-        str(run.summary["last"]["round"]),
+        str(run.last_round),
         ABSENT if value is None else f"{100 * value:.2f} %" if percent else f"{value:.4g}",
         ABSENT if seconds is None else f"{seconds:.0f}",
     ]

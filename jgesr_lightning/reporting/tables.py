@@ -82,7 +82,6 @@ class Table:
         rows: method labels, top to bottom.
         columns: data set, noise level and missing rate, left to right.
         entries: (label, column) -> entry; an absent key is a cell without a finished run.
-        unit: "%" for accuracies, else "".
         metric: name of the metric.
         reference: label of the method that the others are compared with; None where there is none.
         remarks: what the marks stand for, one sentence an item.
@@ -95,13 +94,17 @@ class Table:
     rows: list[str]
     columns: list[Column]
     entries: dict[tuple[str, Column], Entry]
-    unit: str
     metric: str
     reference: str | None = None
     remarks: list[str] = field(default_factory=list)
     against_leader: dict[Column, dict[str, Difference]] = field(default_factory=dict)
     paper_heading: str = "paper"
     titles: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def unit(self) -> str:
+        """The per cent sign for accuracies, else an empty string."""
+        return "%" if in_percent(self.metric) else ""
 
     def title(self, label: str) -> str:
         """Return what the row of a method is called."""
@@ -171,13 +174,10 @@ def _table(block: Block, metric: str, reference: str | None, called: Mapping[str
                 decile=decile,
                 marks=kinds.get((label, column), ()),
             )
-    unit = "%" if scale == 100 else ""
     called = {label: title for label, title in called.items() if label in labels}
     protocol = _protocol(block, metric, called)
     heading = "paper, all data" if departures(shared) else "paper"
-    return Table(
-        protocol, labels, block.columns, entries, unit, metric, reference, remarks, against_leader, heading, called
-    )
+    return Table(protocol, labels, block.columns, entries, metric, reference, remarks, against_leader, heading, called)
 
 
 def _values(block: Block, metric: str, scale: float) -> Values:
@@ -314,7 +314,7 @@ def when(metric: str) -> str:
 def _protocol(block: Block, metric: str, called: Mapping[str, str]) -> list[str]:
     runs = block.runs
     shared = runs[0].protocol
-    lasts = sorted({run.summary["last"]["round"] for run in runs})
+    lasts = sorted({run.last_round for run in runs})
     counts = sorted({len(block.by_seed(label, column)) for label in block.labels for column in block.columns} - {0})
     rounds = " or ".join(map(str, lasts))
     bold = "; bold: better than every other method of its column, by paired 95 % intervals corrected for their number"
@@ -406,10 +406,8 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:] if "/" not in text.partition(" ")[0] else text
 
 
-def leading_metric(runs: Sequence[Run], given: str | None = None) -> str:
-    """Return the metric that tables and figures lead with: the one given, else what most of the runs name."""
-    if given is not None:
-        return given
+def _leading_metric(runs: Sequence[Run]) -> str:
+    """Return the metric that tables and figures lead with: what most of the runs name."""
     named = Counter(str(run.config.get("metric") or METRIC) for run in runs)
     return named.most_common(1)[0][0] if named else METRIC
 
@@ -455,7 +453,8 @@ def tables_of(
         ConfigError: a folder that is not there, no finished run, or a metric or method that none of them has.
     """
     collection = collect(roots)
-    metric = leading_metric(collection.runs, metric)
+    if metric is None:
+        metric = _leading_metric(collection.runs)
     if drawn or averaged(metric)[1] > 1:
         collection = collect(roots, metric)
     if not collection.runs:
