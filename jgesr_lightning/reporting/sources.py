@@ -6,10 +6,10 @@ import csv
 import itertools
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +33,8 @@ CURVES = ("accuracy/", "loss/")
 class Source(Protocol):
     """What figures are drawn from, besides the summary; each returns None where the run has no such thing."""
 
-    def history(self, metric: str) -> tuple[list[int], list[float]] | None:
-        """Return rounds and values of a metric, NaN where it was not measured."""
+    def columns(self) -> Mapping[str, Sequence[Any]]:
+        """Return the "round" of each row, and the values of each metric, empty or None where it was not measured."""
 
     def class_counts(self) -> Held | None:
         """Return class names and (K, classes) counts."""
@@ -44,10 +44,22 @@ class Source(Protocol):
 
     def metrics(self) -> list[str]:
         """Return the names of the metrics that have a history."""
+        return [name for name in self.columns() if name != "round"]
+
+    def history(self, metric: str) -> tuple[list[int], list[float]] | None:
+        """Return rounds and values of a metric, NaN where it was not measured."""
+        columns = self.columns()
+        if metric == "round" or not columns.get(metric):
+            return None
+        rounds = [int(number) for number in columns["round"]]
+        values = [float("nan") if value in (None, "") else float(value) for value in columns[metric]]
+        if len(rounds) != len(values):
+            raise ValueError(f"{metric} has {len(values)} values for {len(rounds)} rounds")
+        return rounds, values
 
 
 @dataclass(frozen=True)
-class Folder:
+class Folder(Source):
     """The files of a run's folder.
 
     Attributes:
@@ -56,18 +68,8 @@ class Folder:
 
     path: Path
 
-    def history(self, metric: str) -> tuple[list[int], list[float]] | None:
-        """Return rounds and values of a metric from ``metrics.csv``; None without file, column or rows."""
-        columns = self._columns()
-        if not columns.get(metric):
-            return None
-        return [int(number) for number in columns["round"]], [float(value or "nan") for value in columns[metric]]
-
-    def metrics(self) -> list[str]:
-        """Return the columns of ``metrics.csv``, but for the round."""
-        return [name for name in self._columns() if name != "round"]
-
-    def _columns(self) -> dict[str, list[str]]:
+    def columns(self) -> dict[str, list[str]]:
+        """Return the columns of ``metrics.csv``; none without the file."""
         path = self.path / "metrics.csv"
         if not path.is_file():
             return {}

@@ -22,7 +22,7 @@ from jgesr_lightning.files import write_atomically
 from jgesr_lightning.identity import flatten
 from jgesr_lightning.paths import PathError, user_file
 from jgesr_lightning.reporting.runs import Run, read_summary
-from jgesr_lightning.reporting.sources import UNREADABLE, Array, Held, curve_names, square
+from jgesr_lightning.reporting.sources import UNREADABLE, Array, Held, Source, curve_names, square
 from jgesr_lightning.reporting.text import shown
 
 if TYPE_CHECKING:  # it reads such files
@@ -103,7 +103,7 @@ def _line(value: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(Source):
     """A run's line in a file of stored results.
 
     Attributes:
@@ -112,20 +112,10 @@ class Row:
 
     content: Mapping[str, Any]
 
-    def history(self, metric: str) -> tuple[list[int], list[float]] | None:
-        """Return rounds and values of a metric, NaN where it was not measured."""
-        curves = self.content.get("curves", {})
-        if metric not in curves or metric == "round":
-            return None
-        values = [float("nan") if value is None else float(value) for value in curves[metric]]
-        rounds = [int(number) for number in curves["round"]]
-        if len(rounds) != len(values):
-            raise ValueError(f"{metric} has {len(values)} values for {len(rounds)} rounds")
-        return rounds, values
-
-    def metrics(self) -> list[str]:
-        """Return the names of the metrics that have a history."""
-        return [name for name in self.content.get("curves", {}) if name != "round"]
+    def columns(self) -> Mapping[str, Sequence[Any]]:
+        """Return the curves."""
+        curves: Mapping[str, Sequence[Any]] = self.content.get("curves", {})
+        return curves
 
     def class_counts(self) -> Held | None:
         """Return class names and (K, classes) counts."""
