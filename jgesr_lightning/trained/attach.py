@@ -17,6 +17,7 @@ from torch import Tensor
 
 from jgesr_lightning import build
 from jgesr_lightning.aggregators import Aggregator, build_aggregator
+from jgesr_lightning.aggregators.base import Upload
 from jgesr_lightning.aggregators.learned_graph import LearnedGraph
 from jgesr_lightning.arguments import CommandParser
 from jgesr_lightning.checks import whole
@@ -188,11 +189,10 @@ def _joined(
 
 
 def _share(aggregator: LearnedGraph, sizes: Sequence[int]) -> float:
-    """Return the newcomer's entry of Z, from all training samples, its own first; see `LearnedGraph.weights`."""
-    if aggregator.fidelity == "uniform":
-        return 1.0
-    powers: list[float] = [(size / sum(sizes)) ** aggregator.fidelity_power for size in sizes]
-    return powers[0] * len(powers) / sum(powers) if aggregator.fidelity == "scaled" else powers[0]
+    """Return the newcomer's entry of Z, from the numbers of all clients' training samples, its own first."""
+    of = torch.tensor(sizes, dtype=torch.float64)
+    upload = Upload(of[:, None], of / of.sum(), None, None, None, torch.arange(len(of)), len(of))
+    return float(aggregator.weights(upload)[0])
 
 
 def main(arguments: Sequence[str]) -> int:
