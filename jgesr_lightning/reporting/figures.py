@@ -265,7 +265,7 @@ def _against_setting(block: Block, table: Table, axis: int, styles: Looks) -> It
         yield Drawing(
             f"{name}_{title}",
             f"{title}: {describe(table.metric)}, {when(table.metric)}, against the {what}. "
-            f"{_spread(_counts(table, columns))}",
+            f"{_spread(entry.value.n for (_, column), entry in table.entries.items() if column in columns)}",
             partial(
                 plots.accuracy_against,
                 series,
@@ -371,11 +371,6 @@ def _from(series: Sequence[Series]) -> str:
     """Return where the curves begin, in words, unless it is with the first round."""
     first = min(line.x[0] for line in series if len(line.x))
     return " (0: before training)" if first == 0 else f" measured, from round {first} on" if first > 1 else ""
-
-
-def _counts(table: Table, columns: Sequence[Column]) -> list[int]:
-    """Return the numbers of seeds in some columns of a table."""
-    return [entry.value.n for (_, column), entry in table.entries.items() if column in columns]
 
 
 def _spread(counts: Iterable[int]) -> str:

@@ -106,12 +106,12 @@ class Panel:
     @property
     def rows(self) -> list[Any]:
         """Values of the rows' setting, ascending."""
-        return _sorted({row for row, _ in self.spots})
+        return sorted({row for row, _ in self.spots}, key=_rank)
 
     @property
     def columns(self) -> list[Any]:
         """Values of the columns' setting, ascending."""
-        return _sorted({column for _, column in self.spots})
+        return sorted({column for _, column in self.spots}, key=_rank)
 
 
 @dataclass(frozen=True)
@@ -334,10 +334,6 @@ def _short(key: str) -> str:
 
 def _hashable(value: Any) -> Hashable:
     return tuple(map(_hashable, value)) if isinstance(value, list | tuple) else value
-
-
-def _sorted(values: set[Any]) -> list[Any]:
-    return sorted(values, key=_rank)
 
 
 def _rank(value: Any) -> tuple[bool, float, str]:

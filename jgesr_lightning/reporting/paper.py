@@ -40,15 +40,7 @@ _UNSET = {"local.proximal_mu": "each method's own"}
 NUMBERS: Mapping[tuple[str, Column], float] = {
     (method, column): value for method, values in _TABLE.items() for column, value in zip(_COLUMNS, values, strict=True)
 }
-"""(method, column) -> accuracy in percent."""
-
-
-def paper_value(label: str, column: Column) -> float | None:
-    """Return the paper's accuracy, in percent, for a row and column of a table; None where it has none.
-
-    It has none of a method with other settings than its defaults.
-    """
-    return NUMBERS.get((label, column))
+"""(method, column) -> accuracy in percent; there is none of a method with other settings than its defaults."""
 
 
 def is_papers(settings: Mapping[str, Any]) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from jgesr_lightning.reporting.runs import Block, Run
 from jgesr_lightning.reporting.statistics import Difference, Mean
-from jgesr_lightning.reporting.tables import Entry, Table, column_title, mark_text, shows_paper
+from jgesr_lightning.reporting.tables import Entry, Table, column_title, mark_text
 from jgesr_lightning.reporting.text import markdown_text, shown, tex_text
 
 ABSENT = "\u2013"
@@ -84,7 +84,7 @@ def main_grid(table: Table) -> Grid:
         entries = [table.entries.get((label, column)) for label in table.rows]
         headings = [f"measured{unit}"]
         cells = [[_value(entry, form)] for entry in entries]
-        if shows_paper(table, column):
+        if any(entry is not None and entry.paper is not None for entry in entries):
             headings += [table.paper_heading, "minus paper"]
             for entry, line in zip(entries, cells, strict=True):
                 paper = None if entry is None else entry.paper
@@ -172,7 +172,9 @@ def _mean(values: Sequence[float | None]) -> float | None:
 def _value(entry: Entry | None, form: str) -> Cell:
     if entry is None:
         return Cell(ABSENT)
-    return Cell(value_text(entry.value, form), entry.best, f"{mark_text(entry.marks)} ({entry.value.n})")
+    mean, std = entry.value.mean, entry.value.std
+    text = f"{mean:{form}}" + (f" ± {std:{form}}" if std is not None else "")
+    return Cell(text, entry.best, f"{mark_text(entry.marks)} ({entry.value.n})")
 
 
 def _beside(value: float | None, form: str) -> Cell:
@@ -208,11 +210,6 @@ def interval_text(middle: float, half: float | None, form: str = ".2f") -> str:
     '[+0.75, +1.25]'
     """
     return "" if half is None else f"[{middle - half:+{form}}, {middle + half:+{form}}]"
-
-
-def value_text(value: Mean, form: str) -> str:
-    """Return ``mean ± deviation``, without a deviation for a single seed."""
-    return f"{value.mean:{form}}" + (f" ± {value.std:{form}}" if value.std is not None else "")
 
 
 def parts(grid: Grid, columns: int = 10) -> list[Grid]:
@@ -317,14 +314,10 @@ def _tex_cell(cell: Cell, counted: bool) -> str:
         return ("{}" if cell.text[:1] in ("[", "*") else "") + tex_text(cell.text)
     marks, bracket, count = cell.beside.strip().partition("(")
     marks, count = marks.strip(), f" ({count}" if counted and bracket else ""
-    text = tex_text(cell.text) if cell.kind == "words" else tex_number(cell.text)
+    # of numbers with a true minus: a hyphen before a digit is none
+    text = tex_text(cell.text if cell.kind == "words" else cell.text.replace("-", "\u2212"))
     raised = rf"\textsuperscript{{{tex_text(marks)}}}" if marks else ""
     return (rf"\textbf{{{text}}}" if cell.bold else text) + raised + count
-
-
-def tex_number(text: str) -> str:
-    """Return numbers with a true minus: a hyphen before a digit is none."""
-    return tex_text("".join("\u2212" if char == "-" else char for char in text))
 
 
 def csv_text(tables: Sequence[Table]) -> str:

@@ -12,7 +12,7 @@ from jgesr_lightning.checks import nearest
 from jgesr_lightning.config import ConfigError
 from jgesr_lightning.identity import number_text, rounded
 from jgesr_lightning.reporting.collection import Collection, collect, titles
-from jgesr_lightning.reporting.paper import departures, different, is_papers, paper_value
+from jgesr_lightning.reporting.paper import NUMBERS, departures, different, is_papers
 from jgesr_lightning.reporting.runs import USED_BY, Block, Column, Run, blocks, method_rank
 from jgesr_lightning.reporting.sources import averaged
 from jgesr_lightning.reporting.statistics import Difference, Mean, corrected, mean_of, paired
@@ -168,7 +168,7 @@ def _table(block: Block, metric: str, reference: str | None, called: Mapping[str
                 value=mean,
                 leads=label in leaders,
                 best=leaders == [label] and bool(ahead) and all(clear_lead(one, metric) for one in ahead.values()),
-                paper=paper_value(label, column) if with_paper else None,
+                paper=NUMBERS.get((label, column)) if with_paper else None,
                 pair=pairs.get((label, column)),
                 worst=worst,
                 decile=decile,
@@ -330,7 +330,7 @@ def _protocol(block: Block, metric: str, called: Mapping[str, str]) -> list[str]
     lines.append(protocol_text(shared))
     if terms := _client_terms(runs, called):
         lines.append(f"added to the clients' loss: {terms}")
-    comparable = any(paper_value(label, column) for label in block.labels for column in block.columns)
+    comparable = any((label, column) in NUMBERS for label in block.labels for column in block.columns)
     if comparable and (changed := departures(shared)):
         what = "for other settings" if is_papers(shared) else "left out, as they are for other settings"
         lines.append(f"the paper's numbers are {what}: here {', '.join(changed)}")
@@ -395,11 +395,6 @@ def column_title(column: Column) -> str:
     """Return a column's heading."""
     data, noise, missing = column
     return f"{part(data)} s={number_text(noise)}" + (f" missing={number_text(missing)}" if missing else "")
-
-
-def shows_paper(table: Table, column: Column) -> bool:
-    """Return whether the paper has a number for any row of a column, and the settings are its own."""
-    return any(entry.paper is not None for (_, at), entry in table.entries.items() if at == column)
 
 
 def _capital(text: str) -> str:

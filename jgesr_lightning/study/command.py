@@ -18,7 +18,7 @@ from jgesr_lightning.checks import is_count
 from jgesr_lightning.files import write_text
 from jgesr_lightning.study.cells import choose, find_study, load_study, parse_part
 from jgesr_lightning.study.processes import default_workers, training
-from jgesr_lightning.study.runner import Outcome, run_cells, state
+from jgesr_lightning.study.runner import run_cells, state
 
 FILE = "study.yaml"
 """Copy of the study's file in its folder, which tables take the order of methods from."""
@@ -57,7 +57,10 @@ def main(argv: Sequence[str], run: Callable[[Sequence[str]], int]) -> int:
         teller(f"tables: {invocation()} table {shlex.quote(str(folder))}")
     if outcome.elsewhere:
         teller(f"run by other processes: {', '.join(outcome.elsewhere)}")
-    _complain(outcome)
+    for failed, reason in outcome.failed.items():
+        print(f"failed: {failed}: {reason}", file=sys.stderr)
+    if outcome.stopped_by:
+        print(f"stopped by {outcome.stopped_by}; the same command goes on from here", file=sys.stderr)
     return 1 if outcome.failed or outcome.stopped_by else 0
 
 
@@ -98,10 +101,3 @@ class _Teller:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left to be flushed goes nowhere
             self(f"stdout cannot be written ({error.strerror}); the study goes on, and tells how here")
             self(line)
-
-
-def _complain(outcome: Outcome) -> None:
-    for failed, reason in outcome.failed.items():
-        print(f"failed: {failed}: {reason}", file=sys.stderr)
-    if outcome.stopped_by:
-        print(f"stopped by {outcome.stopped_by}; the same command goes on from here", file=sys.stderr)
