@@ -421,13 +421,11 @@ class Findings:
         tables: one a block of comparable runs.
         collection: the runs, and the lines about those left out.
         metric: what the tables show.
-        reference: label of the method that was asked for, or comes first in the study's file; None: each table's own.
     """
 
     tables: list[Table]
     collection: Collection
     metric: str
-    reference: str | None = None
 
 
 def tables_of(
@@ -466,7 +464,7 @@ def tables_of(
     reference = reference or next((label for label in collection.order if label in labels), None)
     called = titles(collection.runs, collection.names)
     tables = [_table(block, metric, reference, called) for block in blocks(collection.runs)]
-    return Findings(tables, collection, metric, reference)
+    return Findings(tables, collection, metric)
 
 
 def _lacking(run: Run, metric: str) -> str:

@@ -285,7 +285,7 @@ def test_a_name_that_stands_for_several_methods_stands_for_none(tmp_path):
     assert found.order == ["jgesr", "jgesr (alpha=0.01)", "graph_filter (alpha=0.01)", "graph_filter"]
     assert found.label_of("jgesr") == "jgesr"
     assert built(tmp_path, baselines=[found.label_of("jgesr")]).panels[0].spots[0.1, 0.1].base == "jgesr"
-    assert tables_of([folder]).reference == "jgesr"
+    assert tables_of([folder]).tables[0].reference == "jgesr"
 
 
 def test_a_name_that_two_studies_give_to_two_methods_stands_for_none(tmp_path):
