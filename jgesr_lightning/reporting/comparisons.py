@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jgesr_lightning.reporting.agg import Axes, Figure
-from jgesr_lightning.reporting.plots import INK, Array, Looks, drawing, head, looks
+from jgesr_lightning.reporting.plots import INK, Array, Looks, drawing, head
 from jgesr_lightning.reporting.text import figure_text
 
 WIDTH = 3.65  # inches: 350 pixels of a page
@@ -41,12 +41,11 @@ class Dot:
     mark: str = ""
 
 
-def dot_plot(dots: Sequence[Dot], xlabel: str, title: str = "", styles: Looks | None = None) -> Figure:
+def dot_plot(dots: Sequence[Dot], styles: Looks, xlabel: str, title: str = "") -> Figure:
     """Return one row a method: its mean in percent, its interval, and the paper's value as an open diamond.
 
-    Intervals end where percentages do. `styles`: `looks` of all labels of a set of figures; None: of those here.
+    Intervals end where percentages do. `styles`: `looks` of all labels of a set of figures.
     """
-    styles = looks(dot.label for dot in dots) if styles is None else styles
     figure, axes = _rows([f"{dot.label}{dot.mark}" for dot in dots], xlabel, title)
     with drawing():
         axes.set_xlim(*limits(dots, percent=True))
@@ -64,12 +63,11 @@ def dot_plot(dots: Sequence[Dot], xlabel: str, title: str = "", styles: Looks | 
     return figure
 
 
-def forest_plot(dots: Sequence[Dot], xlabel: str, title: str = "", styles: Looks | None = None) -> Figure:
+def forest_plot(dots: Sequence[Dot], styles: Looks, xlabel: str, title: str = "") -> Figure:
     """Return one row a method: its difference to the reference; the interval by itself is thick, the corrected thin.
 
-    `styles`: `looks` of all labels of a set of figures; None: of those here.
+    `styles`: `looks` of all labels of a set of figures.
     """
-    styles = looks(dot.label for dot in dots) if styles is None else styles
     figure, axes = _rows([dot.label for dot in dots], xlabel, title)
     with drawing():
         axes.set_xlim(*limits(dots, percent=False))
@@ -81,18 +79,15 @@ def forest_plot(dots: Sequence[Dot], xlabel: str, title: str = "", styles: Looks
     return figure
 
 
-def client_plot(
-    rows: Sequence[tuple[str, Array, str]], xlabel: str, title: str = "", styles: Looks | None = None
-) -> Figure:
+def client_plot(rows: Sequence[tuple[str, Array, str]], styles: Looks, xlabel: str, title: str = "") -> Figure:
     """Return one row a method and one point a client, the mean as a stroke and the worst client named.
 
     Args:
         rows: method, its clients' values, and the name of the worst one.
+        styles: `looks` of all labels of a set of figures.
         xlabel: what the values are.
         title: written above.
-        styles: `looks` of all labels of a set of figures; None: of those here.
     """
-    styles = looks(label for label, _, _ in rows) if styles is None else styles
     figure, axes = _rows([label for label, _, _ in rows], xlabel, title, height=0.44)
     generator = np.random.default_rng(0)  # only spreads points that would cover each other
     with drawing():

@@ -166,7 +166,7 @@ def _means(table: Table, column: Column, styles: Looks) -> Iterator[Drawing]:
     yield Drawing(
         f"means_{title}",
         f"{title}: {describe(table.metric)}, {when(table.metric)}, {over or 'one seed'}{bars}{paper}.",
-        partial(dot_plot, dots, _ylabel(table.metric), title, styles),
+        partial(dot_plot, dots, styles, _ylabel(table.metric), title),
         "compare",
     )
 
@@ -189,7 +189,7 @@ def _differences(table: Table, column: Column, styles: Looks) -> Iterator[Drawin
         f"{column_title(column)}: each method minus {reference} on equal seeds; {better} of zero is better than "
         f"{reference}. Thick: 95 % interval by itself; thin: corrected for the number of differences in the table "
         f"(Holm){arrows}.",
-        partial(forest_plot, dots, "percentage points", title, styles),
+        partial(forest_plot, dots, styles, "percentage points", title),
         "compare",
     )
 
@@ -223,7 +223,7 @@ def _clients(block: Block, table: Table, column: Column, styles: Looks) -> Itera
             f"clients_{title}",
             f"{title}: {describe(base).partition(', ')[0]}, after the last round: a point a client and seed; "
             "the stroke is their mean, and the worst is named.",
-            partial(client_plot, rows, _ylabel(base), title, styles),
+            partial(client_plot, rows, styles, _ylabel(base), title),
             "clients",
         )
 
@@ -245,7 +245,7 @@ def _per_round(block: Block, table: Table, column: Column, styles: Looks) -> Ite
     yield Drawing(
         f"rounds_{title}",
         f"{title}: {describe(metric)}, after each round{_from(series)}. {_spread(counts)}",
-        partial(plots.accuracy_per_round, series, _ylabel(metric), title, styles),
+        partial(plots.accuracy_per_round, series, styles, _ylabel(metric), title),
     )
 
 
@@ -269,11 +269,11 @@ def _against_setting(block: Block, table: Table, axis: int, styles: Looks) -> It
             partial(
                 plots.accuracy_against,
                 series,
+                styles,
                 xlabel,
                 _ylabel(table.metric),
                 title,
                 logarithmic=axis == NOISE and all(noise > 0 for _, noise, _ in columns),
-                styles=styles,
             ),
         )
 
@@ -348,7 +348,7 @@ def _objectives(block: Block, table: Table, column: Column, styles: Looks) -> It
             f"objective_{title}",
             f"{title}: objective J in the last round's aggregation of one run a method ({which}), less its smallest "
             "value, against the iteration.",
-            partial(plots.objective_trace, series, title, styles),
+            partial(plots.objective_trace, series, styles, title),
         )
 
 

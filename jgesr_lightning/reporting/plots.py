@@ -155,13 +155,13 @@ def graph_heatmap(
     return figure
 
 
-def accuracy_per_round(series: Sequence[Series], ylabel: str, title: str = "", styles: Looks | None = None) -> Figure:
+def accuracy_per_round(series: Sequence[Series], styles: Looks, ylabel: str, title: str = "") -> Figure:
     """Return accuracies per round, as shares of one in `series` and in percent on the axis.
 
     Bands are one standard deviation over runs to either side, as far as accuracies go. Round 0, a guess, does not
-    decide how far down the axis goes. `styles`: `looks` of all labels of a set of figures; None: of those here.
+    decide how far down the axis goes. `styles`: `looks` of all labels of a set of figures.
     """
-    figure, axes = _lines(series, "round", ylabel, title, styles)
+    figure, axes = _lines(series, styles, "round", ylabel, title)
     points = [point for line in series for point in zip(line.x, line.mean, strict=True)]
     after = [mean for number, mean in points if number > 0 and np.isfinite(mean)]
     if after:
@@ -171,24 +171,19 @@ def accuracy_per_round(series: Sequence[Series], ylabel: str, title: str = "", s
 
 
 def accuracy_against(
-    series: Sequence[Series],
-    xlabel: str,
-    ylabel: str,
-    title: str = "",
-    logarithmic: bool = False,
-    styles: Looks | None = None,
+    series: Sequence[Series], styles: Looks, xlabel: str, ylabel: str, title: str = "", logarithmic: bool = False
 ) -> Figure:
     """Return accuracies against a setting, such as the missing rate; bands are one standard deviation over runs.
 
     Args:
         series: one line a method.
+        styles: `looks` of all labels of a set of figures.
         xlabel: what the setting is.
         ylabel: what the accuracies are.
         title: written above.
         logarithmic: whether the setting's axis is logarithmic; its values must then be positive.
-        styles: `looks` of all labels of a set of figures; None: of those here.
     """
-    figure, axes = _lines(series, xlabel, ylabel, title, styles)
+    figure, axes = _lines(series, styles, xlabel, ylabel, title)
     if logarithmic:
         axes.set_xscale("log")
         ticks = sorted({float(value) for line in series for value in line.x})
@@ -197,7 +192,7 @@ def accuracy_against(
     return figure
 
 
-def objective_trace(series: Sequence[Series], title: str = "", styles: Looks | None = None) -> Figure:
+def objective_trace(series: Sequence[Series], styles: Looks, title: str = "") -> Figure:
     """Return J above the smallest value seen in each series, on a logarithmic axis, against the iteration.
 
     A solver's objective has no natural zero; what can be judged is how fast, and whether steadily, it comes down.
@@ -205,11 +200,11 @@ def objective_trace(series: Sequence[Series], title: str = "", styles: Looks | N
     with drawing():
         figure = Figure(figsize=(5.6, 3.6), layout="constrained")
         axes = figure.add_subplot()
-        for line, style in _styled(series, styles):
+        for line in series:
             values = np.asarray(line.mean, dtype=np.float64)
             gap = values - np.nanmin(values) if len(values) else values
             gap = np.where(gap > 0, gap, np.nan)  # the smallest value itself has no logarithm
-            _draw(axes, line, gap, style)
+            _draw(axes, line, gap, styles[line.label])
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:g}")  # exponents would be too small to read
         axes.set_xlabel("iteration")
@@ -261,11 +256,6 @@ def _other(place: int) -> tuple[Any, ...]:
     again, at = divmod(place, count)  # where they are used up, they are combined otherwise
     shifts = (0, again, 2 * again + again // count)
     return tuple(_OTHERS[(at + shift) % count][part] for part, shift in enumerate(shifts))
-
-
-def _styled(series: Sequence[Series], styles: Looks | None) -> list[tuple[Series, dict[str, Any]]]:
-    styles = looks(line.label for line in series) if styles is None else styles
-    return [(line, styles[line.label]) for line in series]
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:
@@ -415,11 +405,12 @@ def _label_bars(axes: Axes, held: Array, classes: Sequence[str], rows: list[int]
     )
 
 
-def _lines(series: Sequence[Series], xlabel: str, ylabel: str, title: str, styles: Looks | None) -> tuple[Figure, Axes]:
+def _lines(series: Sequence[Series], styles: Looks, xlabel: str, ylabel: str, title: str) -> tuple[Figure, Axes]:
     with drawing():
         figure = Figure(figsize=(6.4, 3.9), layout="constrained")
         axes = figure.add_subplot()
-        for line, style in _styled(series, styles):
+        for line in series:
+            style = styles[line.label]
             mean = 100 * np.asarray(line.mean, dtype=np.float64)
             _draw(axes, line, mean, style)
             if line.std is None:

@@ -62,7 +62,7 @@ def test_a_method_has_one_colour_in_all_figures_and_never_another_methods(tmp_pa
 
 def test_intervals_beyond_the_axis_end_in_arrows_and_those_of_means_where_percentages_do():
     dots = [Dot("fedavg", 97.0, 30.0), Dot("local", 98.0, None), Dot("jgesr", 99.0, 0.5)]
-    axes = dot_plot(dots, "accuracy (%)").axes[0]
+    axes = dot_plot(dots, plots.looks(plots.STYLES), "accuracy (%)").axes[0]
     low, high = axes.get_xlim()
     assert 0 <= low < 97 and high == 100 and go_on(dots, percent=True)
     assert [(line.get_marker(), *line.get_xdata()) for line in axes.get_lines() if line.get_marker() in "<>"] == [
@@ -70,7 +70,7 @@ def test_intervals_beyond_the_axis_end_in_arrows_and_those_of_means_where_percen
     ]
     assert max(max(line.get_xdata()) for line in axes.get_lines()) <= 100
     dots = [Dot("fedavg", -1.0, 2.0, None, 50.0), Dot("local", 1.0, 0.2, None, 0.4)]
-    axes = forest_plot(dots, "points").axes[0]
+    axes = forest_plot(dots, plots.looks(plots.STYLES), "points").axes[0]
     low, high = axes.get_xlim()
     arrows = [(line.get_marker(), *line.get_xdata()) for line in axes.get_lines() if line.get_marker() in "<>"]
     assert arrows == [("<", pytest.approx(low, abs=0.2)), (">", pytest.approx(high, abs=0.2))] and go_on(

@@ -11,6 +11,7 @@ from jgesr_lightning.reporting import plots
 from jgesr_lightning.reporting.plots import Series
 
 BLOCKS = np.kron(np.eye(3), np.ones((2, 2)))
+LOOKS = plots.looks(plots.STYLES)
 
 
 def drawn_lines(figure):
@@ -70,6 +71,7 @@ def test_wrong_shapes_are_refused():
 def test_accuracies_are_in_percent_and_gaps_are_left_out():
     figure = plots.accuracy_per_round(
         [Series("fedavg", [0, 1, 2], [0.1, float("nan"), 0.9], [0.0, 0.0, 0.1]), Series("jgesr", [0, 2], [0.1, 0.95])],
+        LOOKS,
         "received accuracy (%)",
     )
     lines = drawn_lines(figure)
@@ -98,7 +100,7 @@ def test_a_method_without_a_style_of_its_own_takes_that_of_no_other(monkeypatch)
 
 def test_bands_and_axis_end_where_accuracies_do():
     series = [Series("jgesr", [1, 2], [0.97, 1.0], [0.05, 0.02]), Series("fedavg", [1, 2], [0.02, 0.5], [0.1, 0.1])]
-    for figure in (plots.accuracy_per_round(series, "y"), plots.accuracy_against(series, "s", "y")):
+    for figure in (plots.accuracy_per_round(series, LOOKS, "y"), plots.accuracy_against(series, LOOKS, "s", "y")):
         axes = figure.axes[0]
         assert axes.get_ylim()[0] == 0 and axes.get_ylim()[1] == 100
         reached = np.concatenate([band.get_paths()[0].vertices[:, 1] for band in axes.collections])
@@ -107,9 +109,10 @@ def test_bands_and_axis_end_where_accuracies_do():
 
 def test_no_two_of_many_variants_look_the_same():
     labels = ["jgesr (alpha=0.1)", *plots.STYLES, *(f"jgesr (gamma={place})" for place in range(30))]
+    styles = plots.looks(labels)
     for figure in (
-        plots.accuracy_per_round([Series(label, [0, 1], [0.1, 0.9]) for label in labels], "received accuracy (%)"),
-        plots.objective_trace([Series(label, [0, 1], [2.0, 1.0]) for label in labels]),
+        plots.accuracy_per_round([Series(label, [0, 1], [0.1, 0.9]) for label in labels], styles, "accuracy (%)"),
+        plots.objective_trace([Series(label, [0, 1], [2.0, 1.0]) for label in labels], styles),
     ):
         looks = [str((line.get_linestyle(), line._unscaled_dash_pattern, line.get_marker(), line.get_color()))
                  for line in drawn_lines(figure).values()]  # fmt: skip
@@ -117,13 +120,14 @@ def test_no_two_of_many_variants_look_the_same():
 
 
 def test_the_objective_is_drawn_above_its_smallest_value():
-    figure = plots.objective_trace([Series("jgesr", [0, 1, 2], [5.0, 3.0, 2.0])])
+    figure = plots.objective_trace([Series("jgesr", [0, 1, 2], [5.0, 3.0, 2.0])], LOOKS)
     assert drawn_lines(figure)["jgesr"].get_xydata().tolist() == [[0, 3], [1, 1]]
     assert figure.axes[0].get_yscale() == "log"
 
 
 def test_a_logarithmic_axis_names_the_measured_values():
-    figure = plots.accuracy_against([Series("local", [0.1, 0.5, 2], [0.9, 0.8, 0.7])], "s", "y", logarithmic=True)
+    series = [Series("local", [0.1, 0.5, 2], [0.9, 0.8, 0.7])]
+    figure = plots.accuracy_against(series, LOOKS, "s", "y", logarithmic=True)
     assert [text.get_text() for text in figure.axes[0].get_xticklabels()] == ["0.1", "0.5", "2"]
 
 
@@ -145,5 +149,5 @@ def test_nothing_is_left_behind():
 
 
 def test_one_line_alone_is_named_too():
-    figure = plots.accuracy_per_round([Series("jgesr", [0, 1], [0.1, 0.9])], "received accuracy (%)")
+    figure = plots.accuracy_per_round([Series("jgesr", [0, 1], [0.1, 0.9])], LOOKS, "received accuracy (%)")
     assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["jgesr"]
