@@ -92,8 +92,7 @@ def collect(roots: Iterable[str | Path], drawn: str | None = None) -> Collection
     notes: list[str] = []
     keys: dict[str, str] = {}
     for found in _found(roots, notes, keys):
-        harm = damage(found.source, drawn, found.last_round) if isinstance(found, Run) and drawn is not None else None
-        if harm is not None and isinstance(found, Run):
+        if isinstance(found, Run) and drawn is not None and (harm := damage(found.source, drawn, found.last_round)):
             found = f"{found.name}: {harm}"
         if isinstance(found, str):
             notes.append(f"{shown(found)}; left out")

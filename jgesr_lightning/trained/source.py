@@ -9,7 +9,6 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -160,24 +159,21 @@ class Trained:
         Raises:
             ConfigError: no such client.
         """
-        given: object = client
-        if isinstance(given, str):
-            given = printable(given)  # as the names of a run are kept
+        if isinstance(client, str):
+            text = printable(client)  # as the names of a run are kept
             called = [printable(str(entry.get("name", k))) for k, entry in enumerate(self.card["clients"])]
-            digits = given.removeprefix("-")
-            counted = is_count(digits)
-            if given in called and not (counted and digits == str(int(digits)) and int(given) < self.num_clients):
-                return called.index(given)
-            if not counted:
-                near = nearest(given, called)
-                raise ConfigError(f"client is {given!r}{near}; {self.place} has clients 0 to {self.num_clients - 1}")
-            given = int(given)
+            for known in (list(map(str, range(self.num_clients))), called):
+                if text in known:
+                    return known.index(text)
+            if not is_count(text.removeprefix("-")):
+                near = nearest(text, called)
+                raise ConfigError(f"client is {text!r}{near}; {self.place} has clients 0 to {self.num_clients - 1}")
+            client = int(text)
         try:
-            whole("client", given)
+            whole("client", client)
         except ValueError as error:
             raise ConfigError(error) from None
-        assert isinstance(given, Integral)
-        number = int(given)  # NumPy's, too
+        number = int(client)  # NumPy's, too
         if number >= self.num_clients:
             raise ConfigError(f"client is {number}; {self.place} has clients 0 to {self.num_clients - 1}")
         return number
