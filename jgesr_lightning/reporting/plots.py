@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.cluster.hierarchy import linkage
 from scipy.spatial.distance import squareform
 
-from jgesr_lightning.files import write_atomically
+from jgesr_lightning.files import write_bytes
 from jgesr_lightning.reporting.agg import (
     Axes,
     Bbox,
@@ -263,8 +263,7 @@ def save(figure: Figure, stem: Path) -> list[Path]:
     stem.parent.mkdir(parents=True, exist_ok=True)
     paths = [stem.with_name(f"{stem.name}.{suffix}") for suffix in _DATES]
     for path in paths:
-        data = render(figure, path.suffix[1:], dpi=200)
-        write_atomically(path, lambda file, data=data: file.write(data))  # type: ignore[misc]
+        write_bytes(path, render(figure, path.suffix[1:], dpi=200))
     return paths
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jgesr_lightning.config import ConfigError
-from jgesr_lightning.files import write_atomically
+from jgesr_lightning.files import write_bytes
 from jgesr_lightning.identity import flatten
 from jgesr_lightning.paths import PathError, user_file
 from jgesr_lightning.reporting.runs import Run, read_summary
@@ -52,7 +52,7 @@ def store(collection: Collection, path: Path) -> None:
     text = f'{_line(head)[:-1]},"runs":[\n{lines}\n]}}\n'
     data = gzip.compress(text.encode(), mtime=0) if path.suffix == ".gz" else text.encode()
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, lambda file: file.write(data))
+    write_bytes(path, data)
 
 
 def _row(run: Run, settings: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:

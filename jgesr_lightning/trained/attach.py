@@ -23,7 +23,7 @@ from jgesr_lightning.arguments import CommandParser
 from jgesr_lightning.checks import whole
 from jgesr_lightning.config import ConfigError
 from jgesr_lightning.data import split_train_test
-from jgesr_lightning.files import say, write_atomically, write_text
+from jgesr_lightning.files import say, write_bytes, write_text
 from jgesr_lightning.layout import ParameterLayout
 from jgesr_lightning.paths import user_folder, user_path
 from jgesr_lightning.runtime import checkpoint
@@ -239,7 +239,7 @@ def _write(folder: Path, trained: Trained, result: Attached, path: Path) -> None
     folder.mkdir(parents=True, exist_ok=True)
     of_run = portable(trained.card, folder)
     content = save({name: tensor.clone() for name, tensor in result.state_dict.items()}, metadata={"format": "pt"})
-    write_atomically(folder / MODEL, lambda file: file.write(content))
+    write_bytes(folder / MODEL, content)
     card: dict[str, Any] = {
         **of_run,
         "clients": [{"client": 0, "name": _name(path), "accuracy": {}, "files": {"trained": {"file": MODEL}}}],

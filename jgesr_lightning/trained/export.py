@@ -13,7 +13,7 @@ from torch import Tensor
 
 from jgesr_lightning.arguments import CommandParser
 from jgesr_lightning.config import ConfigError
-from jgesr_lightning.files import say, write_atomically, write_text
+from jgesr_lightning.files import say, write_bytes, write_text
 from jgesr_lightning.paths import user_folder
 from jgesr_lightning.trained.source import CARD, KINDS, Trained, card_in, foreign, open_trained, refuse_another
 
@@ -59,7 +59,7 @@ def export(trained: Trained, folder: Path, kinds: Sequence[str], *, one_file: bo
     folder.mkdir(parents=True, exist_ok=True)
     card = portable(trained.card, folder)
     for name in files:
-        _write(folder / name, content(name))
+        write_bytes(folder / name, content(name))
     write_text(folder / CARD, json.dumps({**card, "clients": clients}, indent=1))
     if trained.place.resolve() != folder.resolve():  # else they are the source, which may have no other
         for name in former - files.keys():
@@ -81,7 +81,7 @@ def portable(card: dict[str, Any], folder: Path) -> dict[str, Any]:
         content = source.read_bytes()
         if copy.exists() and copy.read_bytes() != content and not _names(card_in(folder), copy):
             raise ConfigError(f"{copy} is another file than {source}, which goes along; name another folder with --out")
-        _write(copy, content)
+        write_bytes(copy, content)
     return {**card, "network": {**card["network"], "name": f"./{copy.name}:{attribute}"}}
 
 
@@ -89,10 +89,6 @@ def _names(card: dict[str, Any], copy: Path) -> bool:
     """Return whether a card names the file beside it as that of its network."""
     network = card.get("network")
     return isinstance(network, dict) and str(network.get("name")).startswith(f"./{copy.name}:")
-
-
-def _write(path: Path, content: bytes) -> None:
-    write_atomically(path, lambda file: file.write(content))
 
 
 def main(arguments: Sequence[str]) -> int:
