@@ -53,6 +53,7 @@ _OTHERS_SAY = {  # what it is called here: what others call it; a hint is given 
     "accuracy/received": "received accuracy acc",
     "accuracy/trained": "trained",
 }
+MOST = 100_000  # numbers in one entry of a method's `info`, which each round's record keeps
 SYNONYMS = {word: name for name, words in _OTHERS_SAY.items() for word in words.split()}
 
 
@@ -62,7 +63,7 @@ def plain(name: str, value: Any) -> Any:
     NumPy's numbers and arrays, and tensors, become numbers and lists.
 
     Raises:
-        ValueError: something else is in it; the message says where.
+        ValueError: something else is in it, or an array of more than `MOST` numbers; the message says where.
     """
     if value is None or type(value) in (bool, int, float, str):
         return value
@@ -71,6 +72,11 @@ def plain(name: str, value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(f"{name}[{at}]", item) for at, item in enumerate(value)]
     if hasattr(value, "tolist"):  # of NumPy and PyTorch
+        count = math.prod(value.shape)
+        if count > MOST:
+            raise ValueError(
+                f"{name} has {count:,} numbers, which every round would keep; a few are meant, {MOST:,} at most"
+            )
         return plain(name, value.tolist())
     raise ValueError(f"{name} is a {type(value).__name__}; it must be a number, a text, or a list or table of them")
 

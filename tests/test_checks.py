@@ -144,7 +144,12 @@ def test_plain_values_are_what_every_file_can_hold():
     found = plain("info", given)
     assert json.loads(json.dumps(found))["3"] == [[1.0, 1.0], [True, None, "x"]]
     assert found["a"] == 0.5 and type(found["a"]) is float and found["z"] == 7 and math.isnan(found["n"])
-    for odd, said in (({"a": [object()]}, "info['a'][0] is a object; it must be"), (print, "info is a builtin")):
+    models = {"models": torch.zeros(6, 50_000)}
+    for odd, said in (
+        ({"a": [object()]}, "info['a'][0] is a object; it must be"),
+        (print, "info is a builtin"),
+        (models, "info['models'] has 300,000 numbers, which every round would keep; a few are meant, 100,000 at most"),
+    ):
         with pytest.raises(ValueError) as caught:
             plain("info", odd)
         assert str(caught.value).startswith(said)

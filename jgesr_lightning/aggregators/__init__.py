@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from jgesr_lightning import names
 from jgesr_lightning.checks import nearest, one_of
-from jgesr_lightning.signatures import Argument, arguments, from_text
+from jgesr_lightning.signatures import REQUIRED, Argument, arguments, from_text
 
 if TYPE_CHECKING:
     from jgesr_lightning.aggregators.base import Aggregate, Aggregator, Upload
@@ -79,6 +79,13 @@ def min_clients(name: str, settings: dict[str, Any]) -> int:
     return build_aggregator(name, **settings).min_clients
 
 
+def of_a_function(name: str) -> str:
+    """Return what to say of a setting that is missing where it is a function's, and an empty string otherwise."""
+    if isinstance(aggregator_class(name), type):
+        return ""
+    return f"; {names.label(name)} is a function that takes settings and returns an Aggregator, not the method itself"
+
+
 def build_aggregator(name: str, **settings: Any) -> Aggregator:
     """Return a method by name, with its settings; what is not given keeps the method's default.
 
@@ -96,6 +103,8 @@ def build_aggregator(name: str, **settings: Any) -> Aggregator:
             listed = f"known: {', '.join(known)}" if known else "it has none"
             raise ValueError(f"{names.label(name)} has no setting {setting!r}{nearest(setting, known)}; {listed}")
     make: Callable[..., Any] = aggregator_class(name)
+    if missing := [setting for setting, one in known.items() if one.default is REQUIRED and setting not in settings]:
+        raise ValueError(f"{names.label(name)} needs its setting {missing[0]!r}{of_a_function(name)}")
     method = make(**settings)
     kind = type(method)
     if not isinstance(method, Aggregator):

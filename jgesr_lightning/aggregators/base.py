@@ -235,6 +235,8 @@ class Aggregator(nn.Module, ABC):
         layers: Sequence[int] | None,
         noise_std: Tensor | None,
     ) -> Tensor:
+        if not isinstance(received, Tensor):
+            raise ValueError(f"received must be a tensor; got a {type(received).__name__}")
         if received.ndim != 2 or not received.is_floating_point():
             raise ValueError(
                 f"received must be a (clients, parameters) floating-point matrix; "
@@ -290,6 +292,13 @@ class Aggregator(nn.Module, ABC):
         self._give(part, Aggregate, "an Aggregate")
         self._give(part.models, (count, size), "models")
         self._give(part.graph, (count, count), "a graph")
+        sums = part.graph.sum(1)
+        if self.mixing and bool(((sums - 1).abs() > 1e-3).any()):  # NaN is refused elsewhere, with the round
+            worst = float(sums[(sums - 1).abs().argmax()])
+            raise ValueError(
+                f"{type(self).__name__}.aggregate returned a mixing matrix in which a row sums to {worst:.4g}; "
+                "rows sum to one, or say `mixing = False` in the class for a graph of edges"
+            )
         if self.own == "clean":
             self._give(part.own, Own, "an own for own='clean', as in Aggregate(..., own=Own(weights, rest))")
             assert part.own is not None

@@ -10,8 +10,9 @@ from typing import Any
 from pydantic import create_model
 
 from jgesr_lightning import names
-from jgesr_lightning.aggregators import aggregator_settings, build_aggregator, setting_types
+from jgesr_lightning.aggregators import aggregator_settings, build_aggregator, of_a_function, setting_types
 from jgesr_lightning.checks import nearest
+from jgesr_lightning.config.error import ConfigError
 from jgesr_lightning.config.section import Section
 from jgesr_lightning.config.written import Written
 from jgesr_lightning.signatures import REQUIRED
@@ -63,7 +64,10 @@ def checked_settings(method: str, settings: dict[str, Any]) -> dict[str, Any]:
     refuse_unknown(settings, method)
     model = settings_model(method)
     as_written = any(isinstance(value, Written) for value in settings.values())
-    values = dict(model.read(settings) if as_written else model(**settings))
+    try:
+        values = dict(model.read(settings) if as_written else model(**settings))
+    except ConfigError as error:
+        raise ConfigError(f"{error}{of_a_function(method)}" if " is missing" in str(error) else error) from None
     if names.is_builtin("aggregators", method) and values == aggregator_settings(method):
         return values
     try:

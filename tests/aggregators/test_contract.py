@@ -3,6 +3,7 @@
 import io
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from jgesr_lightning.aggregators import Aggregate, Aggregator, aggregator_class, aggregator_names, build_aggregator
 from jgesr_lightning.aggregators.base import Own, kept
+from jgesr_lightning.config import ConfigError, load_config
 from jgesr_lightning.names import BUILTIN
 from tests.aggregators.sharding import run_sharded
 
@@ -419,6 +421,32 @@ def test_what_a_method_of_a_users_must_return_is_said(parts, said):
     with pytest.raises(ValueError) as caught:
         method(**round_of(), layers=(30, 7))
     assert str(caught.value) == f"Somebodys.aggregate must return {said}"
+
+
+def test_rows_of_a_mixing_matrix_sum_to_one():
+    twice = torch.full((K, K), 2 / K, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"^Somebodys.aggregate .* a row sums to 2; rows sum to one, or say `"):
+        Somebodys(graph=twice)(**round_of())
+    edges = type("Edges", (Somebodys,), {"mixing": False})
+    assert torch.equal(edges(graph=twice)(**round_of()).graph, twice)
+    rounded = torch.full((K, K), 1 / K) * (1 + 1e-6)  # of a method in single precision
+    Somebodys(graph=rounded)(**round_of())
+    broken = torch.full((K, K), torch.nan)
+    assert bool(Somebodys(graph=broken)(**round_of()).graph.isnan().all())  # the federation names the round
+
+
+def test_a_function_is_not_taken_for_a_method(tmp_path):
+    (tmp_path / "mine.py").write_text("def mean(models, weights):\n    return weights @ models\n")
+    said = "mean is a function that takes settings and returns an Aggregator, not the method itself"
+    with pytest.raises(ValueError, match=rf"^mean needs its setting 'models'; {said}$"):
+        build_aggregator(f"{tmp_path}/mine.py:mean")
+    with pytest.raises(ConfigError, match=rf"^aggregator.models is missing; {said}$"):
+        load_config("mnist_quick", [f"aggregator.name={tmp_path}/mine.py:mean"])
+
+
+def test_arrays_of_numpy_are_no_uploads():
+    with pytest.raises(ValueError, match=r"^received must be a tensor; got a ndarray$"):
+        build_aggregator("fedavg")(np.zeros((3, 5)), np.ones(3))
 
 
 @pytest.mark.parametrize(
