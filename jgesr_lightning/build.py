@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from jgesr_lightning.aggregators import Aggregator, build_aggregator
 from jgesr_lightning.callbacks.checkpoint import Checkpoint
 from jgesr_lightning.callbacks.files import ResultFiles
+from jgesr_lightning.callbacks.own import Plain
 from jgesr_lightning.callbacks.progress import Progress
 from jgesr_lightning.callbacks.wandb_log import WandbLog
 from jgesr_lightning.channel import Uplink, noise_std_for
@@ -75,7 +76,8 @@ class Watchers:
 
         What somebody's own add to a round's record is there when it is written.
         """
-        return [self.orchestrator, *self.own, self.progress, self.files, self.wandb, self.saver]
+        own = [*self.own, Plain()] if self.own else []
+        return [self.orchestrator, *own, self.progress, self.files, self.wandb, self.saver]
 
 
 def data_module(config: Config) -> FederatedDataModule:

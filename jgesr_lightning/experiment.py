@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from jgesr_lightning import build
+from jgesr_lightning.callbacks.own import check
 from jgesr_lightning.callbacks.wandb_log import FAILED_SECONDS
 from jgesr_lightning.closing import closing_lines
 from jgesr_lightning.config import Config, ConfigError, to_dict
@@ -142,6 +143,9 @@ def run(config: Config, callbacks: Sequence[object] = ()) -> Result:
         OSError: the results could not be written.
         RunError: anything else that went wrong once the run had begun.
     """
+    if not isinstance(config, Config):
+        raise ConfigError(f"run takes a configuration, as load_config returns one; got a {type(config).__name__}")
+    check(callbacks)
     try:
         wanted = config.runtime
         launch = plan_launch(wanted.accelerator, wanted.devices, wanted.num_nodes, config.clients)

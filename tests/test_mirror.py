@@ -16,6 +16,7 @@ ELSEWHERE = {
     "arguments": "test_cli",
     "callbacks/checkpoint": "runtime/test_checkpoint",
     "callbacks/files": "test_experiment",
+    "callbacks/own": "test_python",
     "callbacks/wandb_media": "callbacks/test_wandb_log",
     "callbacks/wandb_mode": "callbacks/test_wandb_log",
     "closing": "test_experiment",

@@ -1,5 +1,6 @@
 """The package as a library: a run from Python, in a notebook, from `python -c` and from standard input."""
 
+import json
 import logging
 import os
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from pathlib import Path
 
 import nbformat
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -75,6 +77,80 @@ def test_callbacks_of_ones_own_are_told_and_add_to_what_is_written(tmp_path):
         )
         timed = [name for name in without if "seconds" in name]
         pd.testing.assert_frame_equal(with_it.drop(columns=timed), without.drop(columns=timed))
+
+
+class Adding:
+    """A callback that adds one thing to the record of round 1."""
+
+    def __init__(self, **added):
+        self.added = added
+
+    def on_round_end(self, plan, state, record, watch):
+        if record.round == 1:
+            for place, value in self.added.items():
+                getattr(record, place)["mine"] = value
+
+
+def with_callback(tmp_path, callback):
+    from jgesr_lightning import run
+
+    settings = f"{SETTINGS} data.name=synthetic data.fraction=0.1 runtime.devices=1 output_dir={tmp_path} name=own"
+    return run(load_config("mnist_quick", settings), callbacks=callback)
+
+
+@pytest.mark.parametrize("value", [torch.tensor(1.5), np.float32(1.5), np.array([1.5])[0], torch.tensor(1.5).numpy()])
+def test_numbers_of_other_libraries_are_numbers_in_a_record(tmp_path, value):
+    result = with_callback(tmp_path, [Adding(metrics=value, clients=[value] * 4, info={"a": value})])
+    assert result.metrics["mine"].tolist()[1] == 1.5
+    assert result.clients["mine"].tolist()[4:8] == [1.5] * 4
+
+
+@pytest.mark.parametrize(
+    ("added", "said"),
+    [
+        ({"metrics": "text"}, r"a callback's 'mine' in a record's metrics is a str; it must be a number"),
+        ({"metrics": torch.ones(2)}, r"'mine' in a record's metrics is a Tensor; it must be a number"),
+        ({"clients": {1, 2}}, r"a callback's 'mine' in a record's clients is a set"),
+        ({"info": object()}, r"a callback's 'mine' in a record's info is a object"),
+    ],
+)
+def test_what_is_no_number_in_a_record_is_accounted_for(tmp_path, added, said):
+    from jgesr_lightning.failure import RunError
+
+    with pytest.raises(RunError, match=said):
+        with_callback(tmp_path, [Adding(**added)])
+    summary = json.loads((tmp_path / "own" / "summary.json").read_text())
+    assert summary["status"] == "failed" and "mine" in summary["reason"]
+
+
+class Misspelt:
+    def on_round_ends(self, *_):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "said"),
+    [
+        (Watching(), r"^callbacks is a Watching; it must be a list of objects$"),
+        ([Watching], r"^callbacks holds the class Watching; give an object of it, Watching\(\)$"),
+        (
+            [Misspelt()],
+            r"^Misspelt.on_round_ends is no hook \(did you mean 'on_round_end'\?\); there are ",
+        ),
+        ([object()], r"^callbacks holds a object, which has none of on_federation_start, "),
+    ],
+)
+def test_a_callback_that_nobody_would_call_is_refused(tmp_path, callbacks, said):
+    with pytest.raises(ConfigError, match=said):
+        with_callback(tmp_path, callbacks)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_name_of_a_configuration_is_none_yet():
+    from jgesr_lightning import run
+
+    with pytest.raises(ConfigError, match=r"^run takes a configuration, as load_config returns one; got a str$"):
+        run("mnist_quick")
 
 
 def settings_of_libraries():

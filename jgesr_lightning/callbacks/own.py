@@ -1,0 +1,59 @@
+"""Callbacks of whoever starts a run from Python: checked before it, and what they add to a record made plain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jgesr_lightning.checks import nearest, plain
+from jgesr_lightning.config import ConfigError
+from jgesr_lightning.plan import RoundPlan
+from jgesr_lightning.records import FederationState, RoundRecord
+from jgesr_lightning.timing import Stopwatch
+
+HOOKS = (
+    "on_federation_start", "on_round_start", "on_client_delivered", "on_client_trained", "on_round_end",
+    "on_federation_end",
+)  # fmt: skip
+
+
+def check(callbacks: object) -> None:
+    """Raise ConfigError for what is no list of objects with hooks, and for a hook that nobody would call."""
+    if not isinstance(callbacks, Sequence) or isinstance(callbacks, str):
+        raise ConfigError(f"callbacks is a {type(callbacks).__name__}; it must be a list of objects")
+    for callback in callbacks:
+        kind = callback if isinstance(callback, type) else type(callback)
+        if isinstance(callback, type):
+            raise ConfigError(f"callbacks holds the class {kind.__name__}; give an object of it, {kind.__name__}()")
+        hooks = [name for name in dir(callback) if name.startswith("on_") and callable(getattr(callback, name))]
+        for name in hooks:
+            if name not in HOOKS:
+                raise ConfigError(
+                    f"{kind.__name__}.{name} is no hook{nearest(name, HOOKS)}; there are {', '.join(HOOKS)}"
+                )
+        if not hooks:
+            raise ConfigError(f"callbacks holds a {kind.__name__}, which has none of {', '.join(HOOKS)}")
+
+
+class Plain:
+    """Goes behind them, before anything is written: every file of a run can hold what is in its records."""
+
+    def on_round_end(self, plan: RoundPlan, state: FederationState, record: RoundRecord, watch: Stopwatch) -> None:
+        """Make plain numbers of what was added to a record.
+
+        Raises:
+            ValueError: something else was; it is taken out again, so that the run can be accounted for.
+        """
+        for name, value in list(record.metrics.items()):
+            try:
+                record.metrics[name] = float(plain("", value))
+            except (TypeError, ValueError):
+                del record.metrics[name]
+                what = f"{name!r} in a record's metrics is a {type(value).__name__}"
+                raise ValueError(f"a callback's {what}; it must be a number") from None
+        for place, table in (("clients", record.clients), ("info", record.info)):
+            for name, value in list(table.items()):
+                try:
+                    table[name] = plain(f"a callback's {name!r} in a record's {place}", value)
+                except ValueError:
+                    del table[name]
+                    raise
