@@ -176,6 +176,11 @@ class AggregatorConfig(Section):
         """The method's own settings."""
         return dict(self.model_extra or {})
 
+    def replace(self, **values: Any) -> Self:
+        """Return a copy with some values changed; another method has its own settings, from their defaults on."""
+        other = values.get("name", self.name) != self.name
+        return type(self)(**values) if other else super().replace(**values)
+
 
 class EvaluationConfig(Section):
     """When accuracies are measured; the first and the last round always are."""

@@ -44,6 +44,7 @@ EXPECTED = {
 }
 """Kind of a mistake, or its first word, as pydantic names it: what must stand there instead."""
 
+_SPAN = re.compile(r"\s*0+[-+]\d+\s*$")  # pydantic reads 0-2, meant as a span, as -2
 NUMBER: TypeAdapter[int | float] = TypeAdapter(int | float, config=ConfigDict(allow_inf_nan=False))
 
 
@@ -101,6 +102,8 @@ class Section(BaseModel):
         texts = value if isinstance(value, Items) else [value]
         if str in (hint, *get_args(hint)) and any(isinstance(text, Text) and text.is_null for text in texts):
             raise ValueError("it must be text that is not blank; null, none and ~ are text in quotes alone")
+        if any(isinstance(text, Text) and _SPAN.match(text) for text in texts) and int in _kinds(hint):
+            raise ValueError(f"it must be {EXPECTED['int']}")
         return value
 
     @field_validator("*", mode="after")
@@ -111,6 +114,10 @@ class Section(BaseModel):
         if isinstance(value, float):
             return value + 0.0  # one zero: -0.0 would be another condition, under another name
         return looks_like(value)  # under no declared type it is still as it was written
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse: a section is frozen."""
+        raise ConfigError(f"{name} cannot be set, a configuration is frozen; replace({name}=...) gives a checked copy")
 
     def replace(self, **values: Any) -> Self:
         """Return a copy with some values changed, checked like any other."""
@@ -140,6 +147,11 @@ def read_yaml(path: Path, model: type[M]) -> Read[M]:
     """
     tree = read_tree(path)
     return Read(model.read(tree), dict(places(tree)))
+
+
+def _kinds(hint: Any) -> set[Any]:
+    """Return a type and all that stands in it."""
+    return {hint}.union(*map(_kinds, get_args(hint)))
 
 
 def looks_like(value: Any) -> Any:

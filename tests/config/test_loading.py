@@ -2,6 +2,7 @@ import ast
 import itertools
 import logging
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -528,8 +529,23 @@ def test_direct_construction_is_checked_too():
         Config(rounds=0)
     with pytest.raises(ValueError, match=r"rounds is '5'"):
         Config(rounds="5")
-    with pytest.raises(ValueError, match="frozen"):
+    with pytest.raises(ConfigError, match=r"^seed cannot be set, .* frozen; replace\(seed=\.\.\.\)"):
         Config().seed = 3
+
+
+def test_another_method_begins_with_its_own_defaults():
+    jgesr = Config().aggregator.replace(alpha=0.5)
+    assert jgesr.replace(name="fedavg").settings == {}
+    assert jgesr.replace(name="fedprox", mu_prox=0.5).settings == {"mu_prox": 0.5}
+    assert jgesr.replace(name="jgesr", beta=2.0).settings["alpha"] == 0.5
+
+
+@pytest.mark.parametrize("setting", ["rounds=0-2", "local.batch_size=0-2", "seed=00+3", "runtime.devices=0-1"])
+def test_a_span_is_no_whole_number(setting):
+    key, _, text = setting.partition("=")
+    with pytest.raises(ConfigError, match=rf"^{key} is '{re.escape(text)}'; it must be a whole number$"):
+        load_config(BASE, [setting])
+    assert load_config(BASE, ["name=0-2", "seed=007"]).name == "0-2"
 
 
 def test_single_seeds_fall_back_on_the_seed_of_the_run():
