@@ -221,7 +221,7 @@ def _prepare(config: Config, folder: Path, resumed: checkpoint.Found | None) -> 
         aside = move_aside(folder)
         say(f"{folder} held a run already; it is kept as {aside}")
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "config.yaml", to_yaml(config.replace(name=folder.name)))
+    write_text(folder / "config.yaml", to_yaml(config.replace(name=folder.name, resume=None)))
 
 
 def _lies_in(path: Path, folder: Path) -> bool:

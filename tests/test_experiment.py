@@ -296,17 +296,19 @@ def test_a_folder_that_was_moved_is_gone_on_with_where_it_is(used):
     (runs / "tiny").rename(runs / "tiny.1")
     status, output = train(runs / "tiny.1" / "config.yaml", "resume=auto", "rounds=4", log=used.parent / "log.txt")
     assert status == 0, output
+    assert load_config(runs / "tiny.1" / "config.yaml").resume is None  # given to train again it begins anew
     assert checkpoint.newest(runs / "tiny.1" / "checkpoint").name == "round_00004"
     assert not (runs / "tiny").exists()
     written = load_config(runs / "tiny.1" / "config.yaml")
     assert written.folder == runs / "tiny.1"
+    written = written.replace(resume="auto")
     assert where_it_lies(written, f"{runs}/tiny.1/config.yaml", ["resume=auto"]) is written
     for resume, setting in (("auto", "--name=tiny"), ("auto", f"output_dir={runs}"), (None, "rounds=4")):
         former = written.replace(name="tiny", resume=resume)
         assert where_it_lies(former, f"{runs}/tiny.1/config.yaml", [setting]) is former
     (runs / "tiny.1").rename(runs / ".aside")
     with pytest.raises(ConfigError, match=r"\.aside cannot go on there: name is '\.aside'.*; rename the folder"):
-        where_it_lies(written, f"{runs}/.aside/config.yaml", [])
+        where_it_lies(written, f"{runs}/.aside/config.yaml", ["resume=auto"])
 
 
 def test_a_configuration_beside_somebodys_own_files_is_no_runs(tmp_path):
