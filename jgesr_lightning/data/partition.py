@@ -50,7 +50,7 @@ def dirichlet_partition(
     checks.whole("min_samples", min_samples)
     if len(y) < num_clients * min_samples:
         raise ValueError(
-            f"{len(y)} samples cannot be split (kappa={kappa:g}) over num_clients={num_clients} with min_samples="
+            f"{len(y)} samples cannot be split (kappa={kappa:g}) over {num_clients} clients with at least "
             f"{min_samples} each: {num_clients * min_samples} would be needed; use fewer clients, a smaller "
             "data.min_samples or more data"
         )

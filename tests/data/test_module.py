@@ -105,7 +105,7 @@ def test_misuse_is_named(data):
     ("settings", "message"),
     [
         ({"min_samples": 1}, r"data\.min_samples is 1; it must be at least 2"),
-        ({"num_clients": 500}, r"4000 samples cannot be split .*kappa=0.3.* num_clients=500 with min_samples=10"),
+        ({"num_clients": 500}, r"4000 samples cannot be split .*kappa=0.3.* over 500 clients with at least 10"),
         ({"kappa": 0.0}, "kappa is 0.0"),
         ({"fraction": 0.0}, "fraction is 0.0"),
         ({"test_share": 1.0}, "test_share is 1.0"),
