@@ -36,7 +36,7 @@ from jgesr_lightning.reporting.render import (
 )
 from jgesr_lightning.reporting.runs import Run, differing
 from jgesr_lightning.reporting.statistics import Difference
-from jgesr_lightning.reporting.tables import METRIC, accuracies_only, describe, tables_of, when
+from jgesr_lightning.reporting.tables import METRIC, accuracies_only, in_words, tables_of, when
 from jgesr_lightning.reporting.text import shown
 from jgesr_lightning.summary import higher_is_better
 
@@ -55,7 +55,7 @@ def standings_grid(found: Map) -> Grid:
         rows.append([Cell(told, kind="label"), worst, places[0], best, places[1], *counts])
     headings = ["worst", "there", "best", "there", "leads", "clearly above", "clearly below", "cells"]
     caption = (
-        f"{describe(found.metric)} ({found.metric}), {when(found.metric)}: each method minus {found.both} of a cell, "
+        f"{in_words(found.metric)}, {when(found.metric)}: each method minus {found.both} of a cell, "
         "by its mean there, on equal seeds, in percentage points: the least and the greatest over the map, with 95 % "
         "intervals (Student's t)"
     )

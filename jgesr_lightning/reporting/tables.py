@@ -125,7 +125,7 @@ class Table:
         """What the table shows, in one sentence."""
         unit = ", in percent" if self.unit else ""
         seeds = over_seeds(entry.value.n for entry in self.entries.values())
-        return f"{_capital(describe(self.metric))} ({self.metric}) {when(self.metric)}{unit}: {seeds}"
+        return f"{_capital(in_words(self.metric))} {when(self.metric)}{unit}: {seeds}"
 
 
 Values = Mapping[tuple[str, Column], dict[Hashable, float]]
@@ -301,6 +301,12 @@ def describe(metric: str) -> str:
     return f"local test {quantity} of {models[which]}, {means[how]}"
 
 
+def in_words(metric: str) -> str:
+    """Return what a metric is, with its name, where that says more than its name."""
+    words = describe(metric)
+    return metric if words == metric else f"{words} ({metric})"
+
+
 def when(metric: str) -> str:
     """Return of which rounds a metric is.
 
@@ -320,7 +326,7 @@ def _protocol(block: Block, metric: str, called: Mapping[str, str]) -> list[str]
     bold = "; bold: better than every other method of its column, by paired 95 % intervals corrected for their number"
     bold = "" if higher_is_better(metric) is None else f"{bold} (Holm)"
     lines = [
-        f"{describe(metric)} ({metric}), {when(metric)} ({rounds} of {shared.get('rounds')}), never the best one",
+        f"{in_words(metric)}, {when(metric)} ({rounds} of {shared.get('rounds')}), never the best one",
         f"{over_seeds(counts)}{f' ({span(counts)})' if len(counts) > 1 else ''}{bold}",
     ]
     if called:
@@ -456,7 +462,10 @@ def tables_of(
     without = [run for run in collection.runs if run.last(metric) is None]
     if len(without) == len(collection.runs):
         raise ConfigError(_nowhere(collection.runs, metric))
-    notes = [*collection.notes, *(f"{run.name}: {_lacking(run, metric)}; left out" for run in without)]
+    lacking: dict[str, list[str]] = {}
+    for run in without:
+        lacking.setdefault(_lacking(run, metric), []).append(run.name)
+    notes = [*collection.notes, *(f"{_few(names)}: {why}; left out" for why, names in lacking.items())]
     collection = replace(collection, runs=[run for run in collection.runs if run not in without], notes=notes)
     labels = {run.label for run in collection.runs}
     if reference is not None:
@@ -465,6 +474,11 @@ def tables_of(
     called = titles(collection.runs, collection.names)
     tables = [_table(block, metric, reference, called) for block in blocks(collection.runs)]
     return Findings(tables, collection, metric)
+
+
+def _few(names: Sequence[str]) -> str:
+    """Return the first of some names, and how many more there are."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _lacking(run: Run, metric: str) -> str:

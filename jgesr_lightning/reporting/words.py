@@ -12,7 +12,7 @@ from jgesr_lightning.reporting.tables import (
     Table,
     clear_lead,
     column_title,
-    describe,
+    in_words,
     mark_text,
     seeds_text,
     when,
@@ -34,7 +34,7 @@ def reading(table: Table, settings: str) -> str:
         f"{table.reference_title}, and may be wider or narrower."
     )
     return (
-        f"This is {describe(table.metric)} ({table.metric}), {when(table.metric)}; {settings}. Differences are in "
+        f"This is {in_words(table.metric)}, {when(table.metric)}; {settings}. Differences are in "
         f"{unit}, on equal seeds; intervals have 95 % confidence (Student's t) and are corrected for the number of "
         f"methods that the best one is compared with (Holm).{apart if table.has_pairs else ''}"
     )

@@ -45,7 +45,7 @@ def add_options(parser: CommandParser, otherwise: str = "") -> None:
     kinds = "folder of class folders of images, .pt or .npz with x and y, or .csv"
     default = f" (default: {otherwise})" if otherwise else ""
     parser.add_argument("--data", metavar="PATH", required=not otherwise, help=f"{kinds}{default}")
-    parser.add_argument("--label", default="label", help="name of the column of labels of a .csv file")
+    parser.add_argument("--label", help="name of the column of labels of a .csv file (default: that of the run's data)")
 
 
 def unlabelled(path: Path, shape: tuple[int, ...], features: Sequence[str] = ()) -> tuple[Tensor, list[str]]:
@@ -59,6 +59,7 @@ def unlabelled(path: Path, shape: tuple[int, ...], features: Sequence[str] = ())
     Raises:
         ConfigError: the file cannot be read, or holds samples of another shape, or other features.
     """
+    _must_exist(path)
     try:
         suffix = path.suffix.lower()
         if suffix in FORMATS:
@@ -69,7 +70,7 @@ def unlabelled(path: Path, shape: tuple[int, ...], features: Sequence[str] = ())
             columns, values, _ = read_table(path, None, features)
             inputs = _in_order(path, columns, values, features)
         else:
-            raise ConfigError(_missing(path) or f"{path} is none of {', '.join([*FORMATS, *TENSORS, TABLE])}")
+            raise ConfigError(f"{path} is none of {', '.join([*FORMATS, *TENSORS, TABLE])}")
     except DataError as error:
         raise ConfigError(error) from None
     return _fitting(path, inputs, shape), [f"{path}:{row}" for row in range(len(inputs))]
@@ -93,6 +94,7 @@ def labelled(
     Raises:
         ConfigError: something cannot be read, has another shape, other features, or a class that the run does not know.
     """
+    _must_exist(path)
     try:
         if path.is_dir():
             return _folder(path, shape, classes)
@@ -108,14 +110,15 @@ def labelled(
             inputs = _fitting(path, _in_order(path, columns, values, features), shape)
         else:
             kinds = ", ".join([*TENSORS, TABLE])
-            raise ConfigError(_missing(path) or f"{path} is neither a folder of classes nor one of {kinds}")
+            raise ConfigError(f"{path} is neither a folder of classes nor one of {kinds}")
         return Samples(inputs, _places(path, found, classes, numbered=suffix in TENSORS))
     except DataError as error:
         raise ConfigError(error) from None
 
 
-def _missing(path: Path) -> str:
-    return "" if path.exists() else f"there is no file or folder {path}"
+def _must_exist(path: Path) -> None:
+    if not path.exists():
+        raise ConfigError(f"there is no file or folder {path}")
 
 
 def _in_order(path: Path, columns: Sequence[str], values: Tensor, features: Sequence[str]) -> Tensor:
@@ -158,8 +161,6 @@ def _folder(path: Path, shape: tuple[int, ...], classes: tuple[str, ...]) -> Sam
 def _image(path: Path, shape: tuple[int, ...]) -> Tensor:
     if len(shape) != 3 or shape[0] not in (1, 3):
         raise ConfigError(f"{path} is an image; this network takes samples of shape {shape}: give a file with x")
-    if reason := _missing(path):
-        raise ConfigError(reason)
     channels, height, width = shape
     pixels = read_image(path, "L" if channels == 1 else "RGB", (width, height))
     return torch.from_numpy(pixels.copy()).view(1, height, width, channels).movedim(-1, 1)

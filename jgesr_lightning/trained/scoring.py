@@ -60,9 +60,11 @@ def own_accuracies(trained: Trained, kind: str) -> list[float]:
     return results
 
 
-def new_samples(trained: Trained, path: Path, label: str) -> Samples:
-    """Read new data for a run's models, see `labelled`."""
+def new_samples(trained: Trained, path: Path, label: str | None) -> Samples:
+    """Read new data for a run's models, see `labelled`; without a `label`, that of the run's own data."""
     about = trained.card["network"]
+    if label is None:
+        label = "label" if trained.config is None else trained.config.data.label
     return labelled(path, tuple(about["input_shape"]), tuple(trained.card["classes"]), label, about.get("features", ()))
 
 

@@ -349,7 +349,13 @@ def test_another_metric_and_an_unknown_one(tmp_path):
     assert cells(markdown(table), "fedavg")[0][0] == "92.00 ± 1.00 (3)"
     assert "own model after local training" in markdown(table)
     assert collection.notes == ["unmeasured: accuracy/trained was not measured; left out"]
+    for seed in range(1, 7):
+        make_run(tmp_path, f"a{seed}", None, method="local", seed=seed)
+    _, collection = built([tmp_path], "accuracy/trained")
+    (note,) = collection.notes
+    assert note.startswith("a") and note.endswith(" and 2 more: accuracy/trained was not measured; left out")
     (table,), _ = built([tmp_path], "loss/train")
+    assert table.caption.startswith("loss/train after the last round: ")
     assert cells(markdown(table), "fedavg")[0] == ["0.5 ± 0 (3)"]  # no percent, no number of the paper
     with pytest.raises(ConfigError, match=r"accuracy/recieved.*did you mean .accuracy/received.*known: .*loss/train"):
         tables_of([tmp_path], "accuracy/recieved")

@@ -76,7 +76,7 @@ def test_samples_are_classified_from_any_file(result, pictures, tmp_path, capsys
         (lambda path: torch.save({"x": torch.zeros(2, 5), "y": torch.zeros(2)}, path), "the network takes"),
         (lambda path: torch.save({"y": torch.zeros(2)}, path), "must hold x and y"),
         (lambda path: path.write_bytes(b"no"), "cannot be read"),
-        (lambda path: None, "cannot be read"),
+        (lambda path: None, "there is no file"),
     ],
 )
 def test_what_does_not_fit_names_the_file(result, tmp_path, capsys, make, words):
@@ -115,10 +115,13 @@ def test_columns_of_a_table_are_taken_by_their_names(tmp_path, monkeypatch, caps
     found = []
     for name in ("same", "turned"):
         capsys.readouterr()
-        assert main(["evaluate", place, "--data", str(tmp_path / f"{name}.csv"), "--label", "ill"]) == 0
+        label = ["--label", "ill"] if exported else []  # else that of the run's data
+        assert main(["evaluate", place, "--data", str(tmp_path / f"{name}.csv"), *label]) == 0
         assert main(["predict", place, "--client", "0", str(tmp_path / f"{name}.csv")]) == 0
         found.append(capsys.readouterr().out.replace(name, ""))
     assert found[0] == found[1]
+    assert main(["predict", place, "--client", "0", str(tmp_path / "none.csv")]) == 2
+    assert f"error: there is no file or folder {tmp_path / 'none.csv'}\n" in capsys.readouterr().err
     write_table(tmp_path / "twice.csv", ["u", "v", "u"], [[9, v, u] for u, v in rows])
     assert main(["predict", place, "--client", "0", str(tmp_path / "twice.csv")]) == 2
     assert "twice.csv has more than one column 'u'" in capsys.readouterr().err
