@@ -70,15 +70,18 @@ def plain(name: str, value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): plain(f"{name}[{str(key)!r}]", item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
+        _refuse_long(name, len(value))
         return [plain(f"{name}[{at}]", item) for at, item in enumerate(value)]
     if hasattr(value, "tolist"):  # of NumPy and PyTorch
-        count = math.prod(value.shape)
-        if count > MOST:
-            raise ValueError(
-                f"{name} has {count:,} numbers, which every round would keep; a few are meant, {MOST:,} at most"
-            )
+        _refuse_long(name, math.prod(getattr(value, "shape", ())))
         return plain(name, value.tolist())
     raise ValueError(f"{name} is a {type(value).__name__}; it must be a number, a text, or a list or table of them")
+
+
+def _refuse_long(name: str, count: int) -> None:
+    if count > MOST:
+        few = f"a few are meant, {MOST:,} at most"
+        raise ValueError(f"{name} has {count:,} numbers, which every round would keep; {few}")
 
 
 def nearest(word: str, known: Iterable[str], *, cutoff: float = 0.51) -> str:

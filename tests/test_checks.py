@@ -2,6 +2,7 @@
 
 import json
 import math
+from array import array
 
 import numpy as np
 import pytest
@@ -144,7 +145,10 @@ def test_plain_values_are_what_every_file_can_hold():
     found = plain("info", given)
     assert json.loads(json.dumps(found))["3"] == [[1.0, 1.0], [True, None, "x"]]
     assert found["a"] == 0.5 and type(found["a"]) is float and found["z"] == 7 and math.isnan(found["n"])
+    assert plain("info", array("d", [1, 2])) == [1.0, 2.0]
     models = {"models": torch.zeros(6, 50_000)}
+    with pytest.raises(ValueError, match=r"^info has 100,001 numbers"):
+        plain("info", [0] * 100_001)
     for odd, said in (
         ({"a": [object()]}, "info['a'][0] is a object; it must be"),
         (print, "info is a builtin"),

@@ -110,7 +110,12 @@ def test_numbers_of_other_libraries_are_numbers_in_a_record(tmp_path, value):
     [
         ({"metrics": "text"}, r"a callback's 'mine' in a record's metrics is a str; it must be a number"),
         ({"metrics": torch.ones(2)}, r"'mine' in a record's metrics is a Tensor; it must be a number"),
-        ({"clients": {1, 2}}, r"a callback's 'mine' in a record's clients is a set"),
+        ({"metrics": "0.5"}, r"'mine' in a record's metrics is a str; it must be a number"),
+        ({"metrics": 10**400}, r"'mine' in a record's metrics is a int; it must be a number"),
+        ({"clients": {1, 2}}, r"a callback's 'mine' in a record's clients must be 4 numbers, one for each client"),
+        ({"clients": 3.0}, r"'mine' in a record's clients must be 4 numbers"),
+        ({"clients": [1.0] * 3}, r"'mine' in a record's clients must be 4 numbers"),
+        ({"clients": ["x"] * 4}, r"'mine' in a record's clients must be 4 numbers"),
         ({"info": object()}, r"a callback's 'mine' in a record's info is a object"),
     ],
 )

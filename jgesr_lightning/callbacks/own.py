@@ -24,13 +24,12 @@ def check(callbacks: object) -> None:
         kind = callback if isinstance(callback, type) else type(callback)
         if isinstance(callback, type):
             raise ConfigError(f"callbacks holds the class {kind.__name__}; give an object of it, {kind.__name__}()")
-        hooks = [name for name in dir(callback) if name.startswith("on_") and callable(getattr(callback, name))]
-        for name in hooks:
-            if name not in HOOKS:
-                raise ConfigError(
-                    f"{kind.__name__}.{name} is no hook{nearest(name, HOOKS)}; there are {', '.join(HOOKS)}"
-                )
-        if not hooks:
+        for part in kind.__mro__:
+            for name in vars(part) if not part.__module__.startswith("lightning.") else ():  # its own are no mistake
+                if name.startswith("on_") and name not in HOOKS:
+                    hint = f"{nearest(name, HOOKS)}; there are {', '.join(HOOKS)}"
+                    raise ConfigError(f"{kind.__name__}.{name} is no hook{hint}")
+        if not any(hasattr(callback, name) for name in HOOKS):
             raise ConfigError(f"callbacks holds a {kind.__name__}, which has none of {', '.join(HOOKS)}")
 
 
@@ -45,15 +44,31 @@ class Plain:
         """
         for name, value in list(record.metrics.items()):
             try:
-                record.metrics[name] = float(plain("", value))
-            except (TypeError, ValueError):
+                record.metrics[name] = _number(value)
+            except (TypeError, ValueError, OverflowError):
                 del record.metrics[name]
                 what = f"{name!r} in a record's metrics is a {type(value).__name__}"
                 raise ValueError(f"a callback's {what}; it must be a number") from None
-        for place, table in (("clients", record.clients), ("info", record.info)):
-            for name, value in list(table.items()):
-                try:
-                    table[name] = plain(f"a callback's {name!r} in a record's {place}", value)
-                except ValueError:
-                    del table[name]
-                    raise
+        count = len(plan.weights)
+        for name, values in list(record.clients.items()):
+            try:
+                found = plain(name, values)
+                if len(found) != count:
+                    raise ValueError
+                record.clients[name] = [_number(value) for value in found]
+            except (TypeError, ValueError, OverflowError):
+                del record.clients[name]
+                what = f"{name!r} in a record's clients"
+                raise ValueError(f"a callback's {what} must be {count} numbers, one for each client") from None
+        for name, value in list(record.info.items()):
+            try:
+                record.info[name] = plain(f"a callback's {name!r} in a record's info", value)
+            except ValueError:
+                del record.info[name]
+                raise
+
+
+def _number(value: object) -> float:
+    if isinstance(value, str):  # which `float` would read
+        raise TypeError
+    return float(plain("", value))

@@ -178,8 +178,8 @@ class AggregatorConfig(Section):
 
     def replace(self, **values: Any) -> Self:
         """Return a copy with some values changed; another method has its own settings, from their defaults on."""
-        other = values.get("name", self.name) != self.name
-        return type(self)(**values) if other else super().replace(**values)
+        copy = type(self)(**values) if "name" in values else self
+        return super().replace(**values) if copy.name == self.name else copy
 
 
 class EvaluationConfig(Section):

@@ -44,7 +44,7 @@ EXPECTED = {
 }
 """Kind of a mistake, or its first word, as pydantic names it: what must stand there instead."""
 
-_SPAN = re.compile(r"\s*0+[-+]\d+\s*$")  # pydantic reads 0-2, meant as a span, as -2
+_SPAN = re.compile(r"\s*[-+]?[0_]+[-+]")  # pydantic reads 0-2, meant as a span, as -2
 NUMBER: TypeAdapter[int | float] = TypeAdapter(int | float, config=ConfigDict(allow_inf_nan=False))
 
 
@@ -102,8 +102,10 @@ class Section(BaseModel):
         texts = value if isinstance(value, Items) else [value]
         if str in (hint, *get_args(hint)) and any(isinstance(text, Text) and text.is_null for text in texts):
             raise ValueError("it must be text that is not blank; null, none and ~ are text in quotes alone")
-        if any(isinstance(text, Text) and _SPAN.match(text) for text in texts) and int in _kinds(hint):
-            raise ValueError(f"it must be {EXPECTED['int']}")
+        if any(isinstance(text, Text) and _SPAN.match(text) for text in texts):
+            kinds = list(_kinds(hint))
+            if int in kinds and str not in kinds:
+                raise ValueError(f"it must be {EXPECTED['float' if float in kinds else 'int']}")
         return value
 
     @field_validator("*", mode="after")
@@ -118,6 +120,10 @@ class Section(BaseModel):
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse: a section is frozen."""
         raise ConfigError(f"{name} cannot be set, a configuration is frozen; replace({name}=...) gives a checked copy")
+
+    def __delattr__(self, name: str) -> None:
+        """Refuse: a section is frozen."""
+        raise ConfigError(f"{name} cannot be deleted, a configuration is frozen")
 
     def replace(self, **values: Any) -> Self:
         """Return a copy with some values changed, checked like any other."""
@@ -149,9 +155,11 @@ def read_yaml(path: Path, model: type[M]) -> Read[M]:
     return Read(model.read(tree), dict(places(tree)))
 
 
-def _kinds(hint: Any) -> set[Any]:
-    """Return a type and all that stands in it."""
-    return {hint}.union(*map(_kinds, get_args(hint)))
+def _kinds(hint: Any) -> Iterator[Any]:
+    """Yield a type and all that stands in it."""
+    yield hint
+    for part in get_args(hint):
+        yield from _kinds(part)
 
 
 def looks_like(value: Any) -> Any:
@@ -164,8 +172,9 @@ def looks_like(value: Any) -> Any:
         return tuple(map(looks_like, value))
     if not isinstance(value, Text):
         return value
-    with contextlib.suppress(ValidationError):
-        return NUMBER.validate_python(value)
+    if not _SPAN.match(value):
+        with contextlib.suppress(ValidationError):
+            return NUMBER.validate_python(value)
     return None if value.is_null else {"true": True, "false": False}.get(value.strip().lower(), str(value))
 
 

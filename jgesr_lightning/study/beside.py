@@ -62,7 +62,7 @@ def _made_own(folder: Path, cell: Cell, source: Path) -> None:
     own = {"name": cell.name, "config": to_dict(cell.config)}
     whence = {"copied_from": summary.get("copied_from", str(source))}
     write_text(folder / FILE, json.dumps(summary | own | whence, indent=1))
-    write_text(folder / "config.yaml", to_yaml(cell.config))
+    write_text(folder / "config.yaml", to_yaml(cell.config.replace(resume=None)))
 
 
 def seconds_of(summary: dict[str, Any]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +46,10 @@ def add_options(parser: CommandParser, otherwise: str = "") -> None:
     kinds = "folder of class folders of images, .pt or .npz with x and y, or .csv"
     default = f" (default: {otherwise})" if otherwise else ""
     parser.add_argument("--data", metavar="PATH", required=not otherwise, help=f"{kinds}{default}")
-    parser.add_argument("--label", help="name of the column of labels of a .csv file (default: that of the run's data)")
+    parser.add_argument(
+        "--label",
+        help="name of the column of labels of a .csv file (default: that of the run's data; of an export, label)",
+    )
 
 
 def unlabelled(path: Path, shape: tuple[int, ...], features: Sequence[str] = ()) -> tuple[Tensor, list[str]]:
@@ -117,7 +121,7 @@ def labelled(
 
 
 def _must_exist(path: Path) -> None:
-    if not path.exists():
+    if not os.path.exists(path):  # unlike Path's, False also for what cannot be asked
         raise ConfigError(f"there is no file or folder {path}")
 
 

@@ -540,7 +540,21 @@ def test_another_method_begins_with_its_own_defaults():
     assert jgesr.replace(name="jgesr", beta=2.0).settings["alpha"] == 0.5
 
 
-@pytest.mark.parametrize("setting", ["rounds=0-2", "local.batch_size=0-2", "seed=00+3", "runtime.devices=0-1"])
+def test_a_file_by_another_path_is_the_same_method(tmp_path, monkeypatch):
+    (tmp_path / "m.py").write_text(
+        "from jgesr_lightning.aggregators.fedavg import FedAvg\n"
+        "class A(FedAvg):\n    def __init__(self, z=1, u=2):\n        super().__init__()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    mine = load_config(BASE, ["aggregator.name=./m.py:A", "aggregator.z=5", "aggregator.u=0-2"]).aggregator
+    assert mine.settings == {"z": 5, "u": "0-2"}  # no type is declared: text
+    assert mine.replace(name=f"{tmp_path}/m.py:A", u=3).settings == {"z": 5, "u": 3}
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["rounds=0-2", "local.batch_size=0-2", "seed=00+3", "runtime.devices=0-1", "rounds=+0-2", "clients=0_0-2"],
+)
 def test_a_span_is_no_whole_number(setting):
     key, _, text = setting.partition("=")
     with pytest.raises(ConfigError, match=rf"^{key} is '{re.escape(text)}'; it must be a whole number$"):
