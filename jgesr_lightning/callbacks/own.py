@@ -21,14 +21,15 @@ def check(callbacks: object) -> None:
     if not isinstance(callbacks, Sequence) or isinstance(callbacks, str):
         raise ConfigError(f"callbacks is a {type(callbacks).__name__}; it must be a list of objects")
     for callback in callbacks:
-        kind = callback if isinstance(callback, type) else type(callback)
         if isinstance(callback, type):
-            raise ConfigError(f"callbacks holds the class {kind.__name__}; give an object of it, {kind.__name__}()")
-        for part in kind.__mro__:
-            for name in vars(part) if not part.__module__.startswith("lightning.") else ():  # its own are no mistake
-                if name.startswith("on_") and name not in HOOKS:
-                    hint = f"{nearest(name, HOOKS)}; there are {', '.join(HOOKS)}"
-                    raise ConfigError(f"{kind.__name__}.{name} is no hook{hint}")
+            name = callback.__name__
+            raise ConfigError(f"callbacks holds the class {name}; give an object of it, {name}()")
+        kind = type(callback)
+        written = [part for part in kind.__mro__ if not part.__module__.startswith("lightning.")]  # its are no mistake
+        for name in (name for part in written for name in vars(part) if name.startswith("on_")):
+            if name not in HOOKS:
+                hint = f"{nearest(name, HOOKS)}; there are {', '.join(HOOKS)}"
+                raise ConfigError(f"{kind.__name__}.{name} is no hook{hint}")
         if not any(hasattr(callback, name) for name in HOOKS):
             raise ConfigError(f"callbacks holds a {kind.__name__}, which has none of {', '.join(HOOKS)}")
 

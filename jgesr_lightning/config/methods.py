@@ -12,7 +12,6 @@ from pydantic import create_model
 from jgesr_lightning import names
 from jgesr_lightning.aggregators import aggregator_settings, build_aggregator, of_a_function, setting_types
 from jgesr_lightning.checks import nearest
-from jgesr_lightning.config.error import ConfigError
 from jgesr_lightning.config.section import Section
 from jgesr_lightning.config.written import Written
 from jgesr_lightning.signatures import REQUIRED
@@ -32,6 +31,8 @@ def settings_model(method: str) -> type[Section]:
     with warnings.catch_warnings(action="ignore"):  # a setting may be called `copy`, say
         model: type[Section] = create_model(f"{names.label(method)}_settings", __base__=Section, **fields)
     model.section = "aggregator"
+    if any(field.is_required() for field in model.model_fields.values()):
+        model.absent = of_a_function(method)
     return model
 
 
@@ -64,10 +65,7 @@ def checked_settings(method: str, settings: dict[str, Any]) -> dict[str, Any]:
     refuse_unknown(settings, method)
     model = settings_model(method)
     as_written = any(isinstance(value, Written) for value in settings.values())
-    try:
-        values = dict(model.read(settings) if as_written else model(**settings))
-    except ConfigError as error:
-        raise ConfigError(f"{error}{of_a_function(method)}" if " is missing" in str(error) else error) from None
+    values = dict(model.read(settings) if as_written else model(**settings))
     if names.is_builtin("aggregators", method) and values == aggregator_settings(method):
         return values
     try:

@@ -178,8 +178,8 @@ class AggregatorConfig(Section):
 
     def replace(self, **values: Any) -> Self:
         """Return a copy with some values changed; another method has its own settings, from their defaults on."""
-        copy = type(self)(**values) if "name" in values else self
-        return super().replace(**values) if copy.name == self.name else copy
+        named = names.resolve(str(values.get("name", self.name)))  # a file may be written in several ways
+        return super().replace(**values) if named == names.resolve(self.name) else type(self)(**values)
 
 
 class EvaluationConfig(Section):

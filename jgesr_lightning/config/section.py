@@ -56,6 +56,7 @@ class Section(BaseModel):
 
     Class attributes:
         section: the section's own name, which messages put before its keys; empty at the top of a file.
+        absent: what a message says behind a key that is missing.
 
     Raises:
         ConfigError: a value that cannot be used, with its key and what would do.
@@ -66,6 +67,7 @@ class Section(BaseModel):
         protected_namespaces=(),
     )  # fmt: skip
     section: ClassVar[str] = ""
+    absent: ClassVar[str] = ""
 
     if not TYPE_CHECKING:  # for type checkers, the signature is that of the fields
 
@@ -217,7 +219,7 @@ def _complaint(model: type[Section], key: str, value: Any, errors: Sequence[Erro
     for part in errors[0]["loc"]:
         declared = declared.model_fields[part].annotation if part in getattr(declared, "model_fields", ()) else declared
     if kind == "missing":
-        return f"{key} is missing"
+        return f"{key} is missing{model.absent}"
     if kind == "extra_forbidden":
         known = list(declared.model_fields)
         return f"unknown key {key}{nearest(key.rpartition('.')[2], known)}; known: {', '.join(known)}"

@@ -187,9 +187,9 @@ class FederatedDataModule(LightningDataModule):
         self.client_names = raw.clients if natural else ()
         nobodys = len(subset) - sum(map(len, parts))
         words = f"data.partition leaves out {nobodys} of {len(subset)} samples" if nobodys else ""
+        anew = raw.train_clients is not None and self.partition is None and not natural
+        whose = "the data name their clients; data.partition=natural would keep to them" if anew else ""
         own_tests = raw.test_clients is not None and not self._tests_given
-        held = raw.train_clients is not None and self.partition is None and not natural
-        whose = "the data name their clients; data.partition=natural would keep to them" if held else ""
         unused = f"the {len(raw.test_labels)} test samples of the clients' own are not used" if own_tests else ""
         self.left_out = "; ".join(text for text in (raw.left_out, whose, words, unused) if text)
         return parts

@@ -26,8 +26,9 @@ from jgesr_lightning.runtime.signals import StopRequest
 
 POLL_SECONDS = 0.5
 GRACE_SECONDS = 20.0
-LAST_WORDS_SECONDS = 10.0
 """Time that the first process has to end by itself after another one has failed."""
+LAST_WORDS_SECONDS = 10.0
+"""Time that it then has to say why, before it is ended."""
 
 
 class Environment(ClusterEnvironment):

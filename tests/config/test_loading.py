@@ -549,6 +549,9 @@ def test_a_file_by_another_path_is_the_same_method(tmp_path, monkeypatch):
     mine = load_config(BASE, ["aggregator.name=./m.py:A", "aggregator.z=5", "aggregator.u=0-2"]).aggregator
     assert mine.settings == {"z": 5, "u": "0-2"}  # no type is declared: text
     assert mine.replace(name=f"{tmp_path}/m.py:A", u=3).settings == {"z": 5, "u": 3}
+    (tmp_path / "n.py").write_text((tmp_path / "m.py").read_text().replace("z=1", "z"))
+    needing = load_config(BASE, ["aggregator.name=./n.py:A", "aggregator.z=5"]).aggregator
+    assert needing.replace(name="./n.py:A", u=3).settings == {"z": 5, "u": 3}  # z has no default to fall back on
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def test_gram_is_the_product_in_double_precision(dtype: torch.dtype, shape: tupl
     assert G.dtype == torch.float64
     assert torch.equal(G, G.mT)
     terms = 1 + X.shape[-1]  # of each sum; where they cancel, their size is what the rounding goes by
-    torch.testing.assert_close(G, X.double() @ X.double().mT, rtol=1e-12, atol=1e-14 * terms)
+    torch.testing.assert_close(G, X.double() @ X.double().mT, rtol=1e-12, atol=1e-15 * terms)
 
 
 def test_gram_of_masked_differences_reads_nothing_behind_the_mask() -> None:
