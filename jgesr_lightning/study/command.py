@@ -17,7 +17,7 @@ from jgesr_lightning.arguments import CommandParser, invocation
 from jgesr_lightning.checks import is_count
 from jgesr_lightning.files import write_text
 from jgesr_lightning.study.cells import choose, find_study, load_study, parse_part
-from jgesr_lightning.study.processes import default_workers, training
+from jgesr_lightning.study.processes import can_fork, default_workers, training
 from jgesr_lightning.study.runner import run_cells, state
 
 FILE = "study.yaml"
@@ -51,7 +51,7 @@ def main(argv: Sequence[str], run: Callable[[Sequence[str]], int]) -> int:
     workers = default_workers(cells) if arguments.workers is None else min(arguments.workers, len(cells))
     if workers > 1:
         teller(f"{name}: {len(cells)} cells, {workers} at once")
-    outcome = run_cells(cells, training(run, workers), teller, workers)
+    outcome = run_cells(cells, training(run, workers, can_fork()), teller, workers)
     teller(f"{name}: {len(outcome.finished)} of {len(cells)} cells finished")
     if outcome.finished:
         teller(f"tables: {invocation()} table {shlex.quote(str(folder))}")

@@ -1,7 +1,9 @@
 """Starting a cell: a fork of this process, which has done the imports once, or a program of its own.
 
-Fork is safe here because the parent imports and does nothing else: no tensor is computed, so there are no threads of
-torch's to lose, and CUDA is never asked anything. (numpy's BLAS has threads from its import on, and handles forks.)
+Fork is safe where the parent imports and does nothing else, as on the command line: no tensor is computed, so there are
+no threads of torch's to lose, and CUDA is never asked anything. Where a program has called us, that may be otherwise:
+`can_fork` finds out. A cell's results are the same either way: it has the same command line, environment and number of
+threads; only its imports are done anew.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import types
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,6 +29,8 @@ from jgesr_lightning.runtime.signals import STOP_SIGNALS
 from jgesr_lightning.study.cells import Cell
 
 CAN_FORK = sys.platform.startswith("linux")  # on a Mac, its own libraries may crash in a forked process
+PROBE_SECONDS = 1.0
+"""How long to wait until threads have ended that end before a fork."""
 
 
 class Child(Protocol):
@@ -57,8 +62,35 @@ class Place:
 Starter = Callable[[Cell, Place], Child]
 
 
-def programs(command: Callable[[Cell], Sequence[str]]) -> Starter:
-    """Return what starts a cell as the program that `command` gives."""
+def can_fork() -> bool:
+    """Whether a fork of this process has all that a cell needs.
+
+    Of all threads a fork has the one alone that forked. Libraries that provide for it end theirs before a fork and
+    start them anew (numpy's BLAS, whose threads are there from its import on); so one that is still there after a fork
+    would be missing. OpenMP's are, once torch has computed on several: a forked cell would wait for them for ever. And
+    CUDA does not work in a fork once it was asked anything, its number of devices included.
+    """
+    if not CAN_FORK:
+        return False
+    probe, end = Forked(lambda: int(_cuda_was_asked())), time.monotonic() + PROBE_SECONDS
+    while probe.poll() is None or len(os.listdir("/proc/self/task")) > 1:  # a thread that has ended is listed a moment
+        if time.monotonic() > end:
+            probe.kill()
+            return False
+        time.sleep(0.002)
+    return probe.poll() == 0
+
+
+def _cuda_was_asked() -> bool:
+    """Whether CUDA was asked anything by the process that this one is a fork of."""
+    cuda = sys.modules.get("torch.cuda")
+    return cuda is not None and has_gpu() and bool(cuda._is_in_bad_fork())
+
+
+def programs(
+    command: Callable[[Cell], Sequence[str]], environment: Callable[[Place], Mapping[str, str]] | None = None
+) -> Starter:
+    """Return what starts a cell as the program that `command` gives, in an environment of its own if there is one."""
 
     def start(cell: Cell, place: Place) -> Child:
         with place.log.open("a") as output:
@@ -66,12 +98,13 @@ def programs(command: Callable[[Cell], Sequence[str]]) -> Starter:
             return subprocess.Popen(
                 command(cell), stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
                 pass_fds=tuple(place.locks), start_new_session=True,
+                env=None if environment is None else environment(place),
             )  # fmt: skip
 
     return start
 
 
-def training(main: Callable[[Sequence[str]], int], workers: int) -> Starter:
+def training(main: Callable[[Sequence[str]], int], workers: int, fork: bool = True) -> Starter:
     """Return what starts a cell as ``train`` would run it.
 
     Of cells that share the machine each has one process and one thread: what comes out does not depend on how many
@@ -80,23 +113,34 @@ def training(main: Callable[[Sequence[str]], int], workers: int) -> Starter:
     Args:
         main: runs a command line and returns its exit status; called in the cell's process.
         workers: how many cells run at once.
+        fork: whether cells are forks of this process, see `can_fork`; else programs of their own, without `main`.
     """
     extra = ["resume=auto", *(["runtime.devices=1"] if workers > 1 else [])]
-    if not CAN_FORK:
-        program = [sys.executable, "-m", "jgesr_lightning"]
-        return programs(lambda cell: [*program, *train_arguments(cell, extra)])
     devices = visible_gpus(os.environ)
+
+    def environment(place: Place) -> dict[str, str]:
+        own = dict(os.environ)
+        if workers > 1 and len(devices) > 1:
+            own["CUDA_VISIBLE_DEVICES"] = devices[place.slot % len(devices)]
+        if "WANDB_SWEEP_ID" not in own:
+            own.pop("WANDB_RUN_ID", None)  # all cells would be one run
+        return own
+
+    def anew(place: Place) -> dict[str, str]:
+        here = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # what a fork could import
+        return {**({"OMP_NUM_THREADS": "1"} if workers > 1 else {}), **environment(place), **here}
+
+    if not fork:
+        program = [sys.executable, "-m", "jgesr_lightning"]
+        return programs(lambda cell: [*program, *train_arguments(cell, extra)], anew)
 
     def start(cell: Cell, place: Place) -> Child:
         warm(wandb=cell.config.logging.wandb)
         scratch = TemporaryDirectory(prefix="jgesr-", ignore_cleanup_errors=True)
-        environment = {"TMPDIR": scratch.name}
-        if workers > 1 and len(devices) > 1:
-            environment["CUDA_VISIBLE_DEVICES"] = devices[place.slot % len(devices)]
         arguments = train_arguments(cell, extra)
 
         def train() -> int:
-            _disguise(arguments, place, environment)
+            _disguise(arguments, place, {**environment(place), "TMPDIR": scratch.name})
             if workers > 1 and "OMP_NUM_THREADS" not in os.environ:
                 import torch
 
@@ -164,6 +208,11 @@ class Forked:
             self._scratch.cleanup()
         return status
 
+    def kill(self) -> None:
+        """End it at once, and wait for that."""
+        self._process.kill()
+        self._process.join()
+
 
 def _disguise(arguments: Sequence[str], place: Place, environment: Mapping[str, str]) -> None:
     """Put on the guise of ``python -m jgesr_lightning train ...``, in a forked process."""
@@ -177,9 +226,8 @@ def _disguise(arguments: Sequence[str], place: Place, environment: Mapping[str, 
     sys.stdin = open(0, **options)  # type: ignore[call-overload]  # noqa: SIM115
     sys.stdout = open(1, "w", buffering=1, **options)  # type: ignore[call-overload]  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, **options)  # type: ignore[call-overload]  # noqa: SIM115
+    os.environ.clear()
     os.environ.update(environment)
-    if "WANDB_SWEEP_ID" not in os.environ:
-        os.environ.pop("WANDB_RUN_ID", None)  # all cells would be one run
     tempfile.tempdir = None  # looked up anew, where TMPDIR says
     # Lightning starts the processes of further devices by what __main__ and its arguments are
     sys.argv = ["jgesr_lightning", *arguments]

@@ -19,7 +19,7 @@ from jgesr_lightning.study import processes
 from jgesr_lightning.study.processes import Forked, Place, default_workers, training, visible_gpus
 from jgesr_lightning.study.runner import run_cells
 from tests.processes import cpu_seconds
-from tests.study.studies import ROOT, TWO, cells_of, quiet
+from tests.study.studies import ROOT, TWO, cells_of, quiet, write_study
 
 KINDS = "methods: {local: {}, jgesr: {}}\ndata: [synthetic]\nsettings: {data.fraction: 0.1}\n"
 UNTIMED = ("seconds", "aggregation", "versions", "config", "wandb")
@@ -100,6 +100,83 @@ print("threads", before, len(os.listdir("/proc/self/task")))
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[1:] in (["1", "1"], ["2", "2"])  # one more may be numpy's, from its import on
+
+
+def program(text, **environment):
+    """Run a program of somebody's with a number of threads that it chooses itself."""
+    here = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
+    return subprocess.run(
+        [sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True, env=here | environment, timeout=240
+    )
+
+
+COMPUTED = """
+import torch
+torch.set_num_threads(2)
+torch.ones(300, 300) @ torch.ones(300, 300)
+torch.ones(100_000).sum()
+"""
+
+
+@forks
+@pytest.mark.processes
+def test_a_study_within_a_program_that_has_computed_does_not_hang_and_gives_the_same(tmp_path):
+    path = write_study(tmp_path, "methods: [jgesr]\ndata: [synthetic]\nsettings: {data.fraction: 0.05}\n")
+    study = "import sys; from jgesr_lightning.cli import main; sys.exit(main(['study', {!r}, {!r}, '--workers', '1']))"
+    for place, before in (("within", COMPUTED), ("alone", "")):
+        # threads that wait asleep: they are to be there, not to take the cores from others
+        done = program(before + study.format(str(path), f"output_dir={tmp_path / place}"), OMP_WAIT_POLICY="passive")
+        assert done.returncode == 0, done.stderr
+    (cell,) = (folder for folder in (tmp_path / "alone" / "tiny").iterdir() if (folder / "summary.json").is_file())
+    for table in ("metrics.csv", "clients.csv"):
+        assert rows(tmp_path / "within" / "tiny" / cell.name, table) == rows(cell, table)
+
+
+@forks
+def test_a_fork_is_safe_unless_threads_or_cuda_would_be_missing_in_it():
+    done = program(f"""
+import threading, numpy, torch
+from jgesr_lightning.study import processes
+told = []
+numpy.ones((300, 300)) @ numpy.ones((300, 300))  # its threads handle forks
+told.append(processes.can_fork())
+processes.has_gpu = lambda: True
+torch.cuda._is_in_bad_fork = lambda: True
+told.append(processes.can_fork())
+torch.cuda._is_in_bad_fork = lambda: False
+told.append(processes.can_fork())
+processes.PROBE_SECONDS = 0.2
+stay = threading.Event()
+threading.Thread(target=stay.wait).start()
+told.append(processes.can_fork())
+stay.set()
+processes.PROBE_SECONDS = 1.0
+told.append(processes.can_fork())
+{COMPUTED}
+told.append(processes.can_fork())
+print(*told)
+""")
+    assert done.stdout.split() == ["True", "False", "True", "False", "True", "False"], done.stderr
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_cell_of_its_own_program_has_the_threads_the_gpu_and_the_path_of_a_fork(tmp_path, monkeypatch, workers):
+    given = []
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("WANDB_RUN_ID", "abc123")
+    monkeypatch.setattr(processes, "visible_gpus", lambda environment: ["4", "7"])
+    monkeypatch.setattr(sys, "path", ["", "/somebodys", *sys.path])
+    monkeypatch.setattr(processes.subprocess, "Popen", lambda command, **rest: given.append((command, rest["env"])))
+    (cell,) = cells_of(tmp_path, "methods: [local]\ndata: [synthetic]\n")
+    training(main, workers, fork=False)(cell, Place(tmp_path / "log", slot=workers - 1))
+    command, environment = given[0]
+    assert command[1:5] == ["-m", "jgesr_lightning", "train", cell.base]
+    assert "WANDB_RUN_ID" not in environment and environment["PYTHONPATH"].startswith("/somebodys:")
+    alone = ("1", "4") if workers == 3 else (None, None)
+    assert (environment.get("OMP_NUM_THREADS"), environment.get("CUDA_VISIBLE_DEVICES")) == alone
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    training(main, workers, fork=False)(cell, Place(tmp_path / "log"))
+    assert given[1][1]["OMP_NUM_THREADS"] == "5"
 
 
 @forks
