@@ -19,7 +19,7 @@ from jgesr_lightning.callbacks.files import ResultFiles
 from jgesr_lightning.callbacks.own import Plain
 from jgesr_lightning.callbacks.progress import Progress
 from jgesr_lightning.callbacks.wandb_log import WandbLog
-from jgesr_lightning.channel import Uplink, noise_std_for
+from jgesr_lightning.channel import Uplink, build_uplink, noise_std_for
 from jgesr_lightning.client import ClientModule
 from jgesr_lightning.config import Config, ConfigError, to_dict
 from jgesr_lightning.data import FederatedDataModule
@@ -49,14 +49,14 @@ class Start:
         net: the network, with the initial weights.
         layout: order of the columns.
         initial: (d,) the initial model.
-        noise_std: standard deviation of the uplink's noise, fixed for the run.
+        uplink: the channel, the deviation of its noise fixed for the run.
     """
 
     aggregator: Aggregator
     net: nn.Module
     layout: ParameterLayout
     initial: Tensor
-    noise_std: float
+    uplink: Uplink
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,8 @@ def start(config: Config, data: FederatedDataModule, device_type: str) -> Start:
     """Return the method, the initial model and what is derived from it.
 
     Raises:
-        ConfigError: the network does not fit the data, or the clients' sizes, or the engine that was asked for.
+        ConfigError: the network does not fit the data, or the clients' sizes, or the engine that was asked for;
+            or a link of one's own returns no model.
     """
     local, precision = config.local, config.runtime.precision
     aggregator = build_aggregator(config.aggregator.name, **config.aggregator.settings)
@@ -113,8 +114,16 @@ def start(config: Config, data: FederatedDataModule, device_type: str) -> Start:
         raise ConfigError(error) from error
     layout = ParameterLayout.of(net)
     initial = layout.flatten(net.state_dict())
-    noise_std = float(noise_std_for(initial[: layout.num_parameters], config.channel.noise))
-    return Start(aggregator, net, layout, initial, noise_std)
+    channel = config.channel
+    noise_std = noise_std_for(initial[: layout.num_parameters], channel.noise)
+    try:
+        uplink = build_uplink(
+            channel.name, channel.settings, noise_std, channel.missing_rate, config.seed_of("channel")
+        )
+        uplink(initial[None], 0)  # a link of one's own shows what it returns before any work
+    except ValueError as error:
+        raise ConfigError(error) from error
+    return Start(aggregator, net, layout, initial, uplink)
 
 
 def watchers(
@@ -198,7 +207,7 @@ def round_plan(
         fabric=fabric,
         collector=orchestrator,
         engine=engine,
-        uplink=Uplink(begin.noise_std, config.channel.missing_rate, config.seed_of("channel")),
+        uplink=begin.uplink,
         aggregator=aggregator,
         sharding=sharding,
         layout=begin.layout,
@@ -241,8 +250,9 @@ def _facts(config: Config, folder: Path, data: FederatedDataModule, begin: Start
         "dataset": label(config.data.name),
         "data": data.facts(),
         "model": label(config.model.name),
+        "channel": label(config.channel.name),
         "noise": config.channel.noise,
-        "noise_std": begin.noise_std,
+        "noise_std": float(begin.uplink.noise_std),
         "missing_rate": config.channel.missing_rate,
         "seed": config.seed,
         "fidelity": config.aggregator.settings.get("fidelity"),

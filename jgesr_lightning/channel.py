@@ -6,11 +6,14 @@ The channel of arXiv 2505.11648: ``received = M * X + N`` with ``N_kj ~ N(0, sig
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from jgesr_lightning import checks, seeding
+from jgesr_lightning import checks, names, seeding
+from jgesr_lightning.links import GIVEN, link_function
+from jgesr_lightning.signatures import arguments
 
 MISSING = f"{seeding.CHANNEL}: missing"  # a stream of its own: the noise is the same at every missing rate
 
@@ -56,7 +59,9 @@ class Uplink:
         self.seed = int(seed)
 
     @torch.no_grad()
-    def __call__(self, models: Tensor, round: int, clients: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, models: Tensor, round: int, clients: Sequence[int] | None = None, previous: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return what arrives of `models` in round `round`, and which entries did.
 
         Noise is there also where nothing arrived. It is drawn on the CPU, in float64 for float64 models and in float32
@@ -66,6 +71,7 @@ class Uplink:
             models: (K, d) floating-point, one row a client, any device; never modified.
             round: round number; every round has fresh noise and fresh losses.
             clients: global numbers of the clients whose rows these are; 0 to K - 1 if left out.
+            previous: (K, d) what each was sent last, which this channel has no use for.
 
         Returns:
             received: (K, d), own memory, dtype and device of `models`.
@@ -73,10 +79,8 @@ class Uplink:
                 (an expanded view that costs no memory; clone it before writing to it).
 
         """
-        if models.ndim != 2 or not models.is_floating_point():
-            raise ValueError(f"models is {models.dtype}, shape {tuple(models.shape)}; it must be floating-point (K, d)")
+        ids = self._clients(models, clients)
         K, d = models.shape
-        ids = self._clients(K, clients)
         sigma = self.noise_std.expand(max(ids, default=0) + 1) if self.noise_std.ndim == 0 else self.noise_std
         precision = torch.float64 if models.dtype == torch.float64 else torch.float32
         received = models.clone(memory_format=torch.contiguous_format)
@@ -95,7 +99,11 @@ class Uplink:
                 received[row] += noise.to(models.device)
         return received, mask
 
-    def _clients(self, K: int, clients: Sequence[int] | None) -> list[int]:
+    def _clients(self, models: Tensor, clients: Sequence[int] | None) -> list[int]:
+        """Return the number of the client of each row."""
+        if models.ndim != 2 or not models.is_floating_point():
+            raise ValueError(f"models is {models.dtype}, shape {tuple(models.shape)}; it must be floating-point (K, d)")
+        K = len(models)
         ids = list(range(K)) if clients is None else [int(client) for client in clients]
         if len(ids) != K:
             raise ValueError(f"clients names {len(ids)} clients, but models has {K} rows")
@@ -104,3 +112,78 @@ class Uplink:
         if self.noise_std.ndim == 1 and any(client >= len(self.noise_std) for client in ids):
             raise ValueError(f"client {max(ids)} sent its model, but noise_std has {len(self.noise_std)} entries")
         return ids
+
+
+class OwnUplink(Uplink):
+    """A link of somebody's own under the same call: a function of one client's model.
+
+    What the function draws from PyTorch, NumPy or Python follows (seed, round, client), so that its numbers, too, are
+    the same whichever process computes them.
+
+    Args:
+        name: of the function, see `jgesr_lightning.names`: ``(model (d,), ...) -> received (d,)``, or that and a mask
+            (d,), True where an entry arrived. Of `jgesr_lightning.links.GIVEN` it gets what it names; `previous` (d,)
+            is what the client was sent last. Models come on the CPU, as copies.
+        settings: its other arguments.
+        noise_std: deviation of the noise that it is to make, which methods are told, too.
+        missing_rate: share of entries that it is to lose.
+        seed: seed of the channel.
+
+    Raises:
+        ValueError: there is no such function, or what it returns is no model; the message says so in one line.
+
+    """
+
+    def __init__(
+        self, name: str, settings: dict[str, Any], noise_std: float, missing_rate: float = 0.0, seed: int = 0
+    ) -> None:
+        super().__init__(noise_std, missing_rate, seed)
+        self.function = link_function(name)
+        self.settings = dict(settings)
+        self._head = f"channel.name is {name!r}; {names.label(name)}"
+        self._named = [key for key in GIVEN if key in arguments(self.function)]
+
+    @torch.no_grad()
+    def __call__(
+        self, models: Tensor, round: int, clients: Sequence[int] | None = None, previous: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return what arrives of `models`, and which entries did; see `Uplink`. Without `previous` zeros were sent."""
+        ids = self._clients(models, clients)
+        received = torch.empty_like(models, memory_format=torch.contiguous_format)
+        mask = torch.empty(models.shape, dtype=torch.bool, device=models.device)
+        for row, client in enumerate(ids):
+            model = models[row].cpu().clone()
+            sent = torch.zeros_like(model) if previous is None else previous[row].cpu().clone()
+            given = {
+                "previous": sent,
+                "round": round,
+                "client": client,
+                "noise_std": float(self.noise_std),
+                "missing_rate": self.missing_rate,
+            }
+            with seeding.drawing_from(seeding.derive(self.seed, seeding.CHANNEL, round, client)):
+                try:
+                    found = self.function(model, **{key: given[key] for key in self._named}, **self.settings)
+                except (Exception, SystemExit) as error:  # whatever somebody's function raises
+                    raise ValueError(f"{self._head} failed: {names.cause(error)}") from error
+            received[row], mask[row] = self._checked(found, models.shape[1])
+        return received.masked_fill_(~mask, 0), mask
+
+    def _checked(self, found: Any, d: int) -> tuple[Tensor, Tensor]:
+        """Return what the function gave as a model and a mask of d entries each."""
+        model, mask = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+        mask = torch.ones(d, dtype=torch.bool) if mask is None else mask
+        for what, part, kind in (("received", model, "numbers"), ("mask", mask, "True or False")):
+            fits = isinstance(part, Tensor) and (part.dtype == torch.bool) == (what == "mask") and part.shape == (d,)
+            if not fits:
+                is_tensor = isinstance(part, Tensor)
+                gave = f"{part.dtype}, shape {tuple(part.shape)}" if is_tensor else f"a {type(part).__name__}"
+                raise ValueError(f"{self._head} gave {gave} for {what}; it must be a tensor of {kind}, shape ({d},)")
+        return model, mask
+
+
+def build_uplink(name: str, settings: dict[str, Any], noise_std: float, missing_rate: float, seed: int) -> Uplink:
+    """Return the channel of a name, ours or somebody's; see `OwnUplink`."""
+    if name == "gaussian":
+        return Uplink(noise_std, missing_rate, seed)
+    return OwnUplink(name, settings, noise_std, missing_rate, seed)

@@ -20,7 +20,7 @@ from jgesr_lightning.data import FederatedDataModule
 from jgesr_lightning.failure import RunError, account, account_for_lost, forget
 from jgesr_lightning.federation import Federation, NonFiniteError
 from jgesr_lightning.files import say
-from jgesr_lightning.names import label
+from jgesr_lightning.names import is_builtin, label
 from jgesr_lightning.plan import RoundPlan
 from jgesr_lightning.reporting.sources import UNREADABLE, Folder
 from jgesr_lightning.run_folder import Opening, changed_code, open_folder, run_folder
@@ -290,9 +290,10 @@ def _drive(
 
 def _announce(config: Config, folder: Path, launch: Launch, plan: RoundPlan, reason: str) -> None:
     method, data, network = (label(part.name) for part in (config.aggregator, config.data, config.model))
+    link = "" if is_builtin("channels", config.channel.name) else f"link {label(config.channel.name)}, "
     say(
         f"{method} on {data}: {config.clients} clients, {config.rounds} rounds, "
-        f"noise {config.channel.noise:g}, missing {config.channel.missing_rate:g}, seed {config.seed}; "
+        f"{link}noise {config.channel.noise:g}, missing {config.channel.missing_rate:g}, seed {config.seed}; "
         f"{network} of {plan.layout.size:,} parameters"
     )
     say(f"{launch.world_size} x {launch.accelerator}, engine {plan.engine.name} ({reason}); results go to {folder}")

@@ -118,14 +118,15 @@ class Federation:
         with self._watch.part("uplink"):
             updates = (plan.collector.trained[row] - start[row] for row in rows)
             record.metrics |= likeness(updates, start.shape[1], start.device, sharding.sum)
-            received, mask = plan.uplink(plan.collector.trained, number, sharding.clients)
+            sent = state.models if state.believed is None else state.believed
+            received, mask = plan.uplink(plan.collector.trained, number, sharding.clients, sent)
             finite = torch.isfinite(received).all(1)
             if plan.aggregator.own == "clean":  # what the client puts in has to be, too, also where it was lost
                 finite &= torch.isfinite(plan.collector.trained).all(1)
             finite = sharding.gather(finite).bool()
             present = self._present(chosen, finite, record)
             columns = sharding.to_columns(received)
-            arrived = sharding.to_columns(mask) if plan.uplink.missing_rate > 0 else None
+            arrived = sharding.to_columns(mask) if sharding.any(not bool(mask.all())) else None
         former = copied(plan.aggregator.state())  # what it gives away may be what it changes
         # a method may draw: alike on all processes, and on the other side of an interruption
         seed = derive(plan.seed, AGGREGATION, number)
@@ -204,7 +205,7 @@ class Federation:
             why = (
                 "every upload held NaN or infinity; a smaller local.lr or channel.noise may help"
                 if record.info["dropped_clients"]
-                else "no entry of any model arrived; channel.missing_rate is too high"
+                else "no entry of any model arrived; a smaller channel.missing_rate may help"
             )
             raise NonFiniteError(f"round {number}: nothing usable arrived: {why} (nonfinite=drop_all goes on even so)")
         parts = (("aggregate", aggregate.models), ("graph", aggregate.graph))

@@ -1,10 +1,10 @@
-"""One door for every part that is chosen by name: methods, data sets, networks, partitions, ours and yours.
+"""One door for every part that is chosen by name: methods, data sets, networks, partitions, links, ours and yours.
 
 A name is one of
 
 - a built-in one, such as ``fedavg``: a line in `BUILTIN`;
-- an entry point of an installed package, in the groups ``jgesr_lightning.aggregators``, ``.data``, ``.models`` and
-  ``.partitions``;
+- an entry point of an installed package, in the groups ``jgesr_lightning.aggregators``, ``.data``, ``.models``,
+  ``.partitions`` and ``.channels``;
 - ``package.module:Attribute``, of an installed package or one in the current folder;
 - ``./file.py:Attribute``, relative to the configuration file that says so, or to the current folder on a command line.
 
@@ -36,6 +36,7 @@ KEYS = {
     "data": "data.name",
     "models": "model.name",
     "partitions": "data.partition",
+    "channels": "channel.name",
 }
 """Kind of part (and last word of its group of entry points): the setting that chooses it."""
 
@@ -72,6 +73,7 @@ BUILTIN: dict[str, dict[str, Any]] = {
         "quantity": "jgesr_lightning.data.partitions:quantity_partition",
         "natural": "jgesr_lightning.data.partitions:natural_partition",
     },
+    "channels": {"gaussian": "jgesr_lightning.channel:Uplink"},
 }
 """Kind -> name -> where the part stands, or the part itself."""
 
@@ -130,7 +132,7 @@ def find(kind: str, name: str) -> Any:
     """Return the part that a name stands for.
 
     Args:
-        kind: "aggregators", "data", "models" or "partitions".
+        kind: "aggregators", "data", "models", "partitions" or "channels".
         name: see the module's text.
 
     Raises:

@@ -19,7 +19,7 @@ from jgesr_lightning import names
 from jgesr_lightning.aggregators import aggregator_names, aggregator_settings
 from jgesr_lightning.checks import nearest
 from jgesr_lightning.config.error import ConfigError
-from jgesr_lightning.config.methods import method_settings, refuse_unknown
+from jgesr_lightning.config.methods import link_defaults, method_settings, refuse_unknown
 from jgesr_lightning.config.schema import KEYS, SECTIONS, Config
 from jgesr_lightning.config.section import located, looks_like
 from jgesr_lightning.config.shipped import find_config, folders, study_error
@@ -30,6 +30,9 @@ logger = logging.getLogger(__name__)
 
 Layer = dict[str, Setting]
 """Dotted key -> value as it was written."""
+
+OPEN = {"aggregator": method_settings, "channel": link_defaults}
+"""Section that names a part with settings of its own -> what tells these, with their defaults."""
 
 
 def load_config(
@@ -162,52 +165,72 @@ def in_full(settings: Mapping[str, Setting]) -> dict[str, Setting]:
 
 
 def _check_key(key: str, where: str) -> None:
-    """Raise ConfigError, with the nearest, for a key that there is not; one of a method's settings may be any."""
+    """Raise ConfigError for a key that there is not; a setting of a method's or a link's own may have any name."""
     at = f"{where}: " if where else ""
     section, _, leaf = key.rpartition(".")
-    if key in KEYS or (section == "aggregator" and leaf):
+    if key in KEYS or (section in OPEN and leaf):
         return
     if key in SECTIONS:
         keys = [known for known in KEYS if known.startswith(f"{key}.")]
-        more = " and the method's settings" if key == "aggregator" else ""
+        more = f" and the settings of what {key}.name says" if key in OPEN else ""
         raise ConfigError(f"{at}{key} is a section; give its keys: {', '.join(keys)}{more}")
     if key == "base":
         raise ConfigError("base belongs into a file")
-    elsewhere = [known for known in KEYS if known.rpartition(".")[2] == leaf]
+    raise ConfigError(f"{at}{_unknown(key)}")
+
+
+def _unknown(key: str, more: Iterable[str] = ()) -> str:
+    """Return what to say of a key that is none of ours and of `more`, with the nearest that there is."""
+    leaf, keys = key.rpartition(".")[2], [*KEYS, *more]
+    elsewhere = [known for known in keys if known.rpartition(".")[2] == leaf]
     both = ""
     if leaf in set().union(*map(aggregator_settings, aggregator_names())):
         both = f" (did you mean {elsewhere[0]!r} or 'aggregator.{leaf}'?)" if elsewhere else ""
         elsewhere.append(f"aggregator.{leaf}")
     hint = (
-        nearest(key, KEYS, cutoff=1.0)  # what others call it
-        or nearest(leaf, KEYS, cutoff=1.0)
+        nearest(key, keys, cutoff=1.0)  # what others call it
+        or nearest(leaf, keys, cutoff=1.0)
         or both
         or nearest(key, elsewhere, cutoff=0.0)
-        or nearest(key, [*KEYS, *SECTIONS])
+        or nearest(key, [*keys, *SECTIONS])
     )
     tops = [known for known in KEYS if "." not in known]
     known = f"; known: {', '.join([*tops, *(f'{section}.*' for section in SECTIONS)])}" if not hint else ""
-    raise ConfigError(f"{at}unknown key {key!r}{hint}{known}")
+    return f"unknown key {key!r}{hint}{known}"
 
 
 def _merge(layers: Sequence[Layer], stem: str) -> Config:
     """Merge the layers, fill in ``${...}``, and check the result."""
     given: Layer = {}
-    settings: Layer = {}
-    method = Config().aggregator.name
+    settings: dict[str, Layer] = {section: {} for section in OPEN}
+    parts = {section: str(getattr(Config(), section).name) for section in OPEN}
     for layer in layers:
         given |= {key: value for key, value in layer.items() if key in KEYS}
-        before, method = method, str(given.get("aggregator.name", method))
-        own = {key.removeprefix("aggregator."): value for key, value in layer.items() if key not in KEYS}
-        settings = {**_carried(settings, before, method), **own}
-        refuse_unknown(settings, method)
+        for section in OPEN:
+            before, part = parts[section], str(given.get(f"{section}.name", parts[section]))
+            own = {key: value for key, value in layer.items() if key not in KEYS and key.startswith(f"{section}.")}
+            own = {key.removeprefix(f"{section}."): value for key, value in own.items()}
+            parts[section], settings[section] = part, {**_carried(section, settings[section], before, part), **own}
+            _refuse_unknown(section, settings[section], part)
     name = given.get("name")
     named = not (name is None or (isinstance(name, Text) and name.is_null))
-    given |= {f"aggregator.{key}": value for key, value in settings.items()}
-    config = Config.read(_nested(_interpolated(given if named else given | {"name": Text(stem)}, method)))
+    given |= {f"{section}.{key}": value for section, own in settings.items() for key, value in own.items()}
+    config = Config.read(_nested(_interpolated(given if named else given | {"name": Text(stem)}, parts)))
     if not named:
         config.model_fields_set.discard("name")
     return config
+
+
+def _refuse_unknown(section: str, settings: Layer, part: str) -> None:
+    """Raise ValueError for a setting that a part does not have."""
+    if section == "aggregator":
+        return refuse_unknown(settings, part)
+    known = [f"{section}.{key}" for key in OPEN[section](part)]
+    for key, value in settings.items():
+        if f"{section}.{key}" not in known:
+            at = f"{value.where}: " if value.where else ""
+            raise ConfigError(f"{at}{_unknown(f'{section}.{key}', known)}")
+    return None
 
 
 def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -218,11 +241,11 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
     return nested
 
 
-def _interpolated(given: Layer, method: str) -> Layer:
+def _interpolated(given: Layer, parts: Mapping[str, str]) -> Layer:
     """Return the settings with what each ``${...}`` stands for in its place, defaults included."""
     if not any("${" in str(value) for value in given.values()):
         return given
-    tree = OmegaConf.create(completed({"aggregator": {"name": method, **method_settings(method)}}))
+    tree = OmegaConf.create(completed({key: {"name": part, **OPEN[key](part)} for key, part in parts.items()}))
     filled = dict(given)
     key = ""
     try:
@@ -238,15 +261,15 @@ def _interpolated(given: Layer, method: str) -> Layer:
     return filled
 
 
-def _carried(settings: Layer, before: str, after: str) -> Layer:
-    """Return the settings of one method that hold for another that takes its place in a later layer.
+def _carried(section: str, settings: Layer, before: str, after: str) -> Layer:
+    """Return the settings of one method (or link) that hold for another that takes its place in a later layer.
 
-    A setting is carried over where both methods have it with the same default, and so the same meaning; the others
-    belong to the method that was left. What is dropped although it had been changed is named in a note.
+    A setting is carried over where both have it with the same default, and so the same meaning; the others belong to
+    the one that was left. What is dropped although it had been changed is named in a note.
     """
     if before == after:
         return settings
-    old, new = method_settings(before), method_settings(after)
+    old, new = OPEN[section](before), OPEN[section](after)
     kept = {key: value for key, value in settings.items() if key in new and new[key] == old[key]}
     changed = {key: looks_like(value) for key, value in settings.items() if looks_like(value) != old[key]}
     dropped = [f"{key}={value}" for key, value in changed.items() if key not in kept]
@@ -254,5 +277,6 @@ def _carried(settings: Layer, before: str, after: str) -> Layer:
         source = next(settings[key].where.partition(", line")[0] for key in changed if key not in kept)
         still = ", ".join(f"{key}={value}" for key, value in changed.items() if key in kept)
         unused, rest = ", ".join(dropped), f"; kept: {still}" if still else ""
-        logger.warning("aggregator.name=%s: settings of %s from %s not used: %s%s", after, before, source, unused, rest)
+        told = f"{section}.name={after}: settings of {before} from {source} not used: {unused}{rest}"
+        logger.warning(told)
     return kept

@@ -1,10 +1,10 @@
-"""The settings of an aggregation method: one model, built from the signature of the method's constructor."""
+"""The settings of a method or a link: one model, built from the signature of the constructor or function."""
 
 from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import create_model
@@ -14,32 +14,53 @@ from jgesr_lightning.aggregators import aggregator_settings, build_aggregator, o
 from jgesr_lightning.checks import nearest
 from jgesr_lightning.config.section import Section
 from jgesr_lightning.config.written import Written
-from jgesr_lightning.signatures import REQUIRED
+from jgesr_lightning.links import check_levels, link_settings
+from jgesr_lightning.signatures import REQUIRED, Argument
+
+RESERVED = {"aggregator": ("name",), "channel": ("name", "noise")}
+"""Section -> what no setting of a part of one's own can be called."""
 
 
 @functools.cache
 def settings_model(method: str) -> type[Section]:
     """Return the model of a method's settings, with the types and defaults of its constructor's arguments."""
     types = setting_types(method)
-    fields: dict[str, Any] = {}
-    for key, default in aggregator_settings(method).items():
-        if key == "name" or key.startswith(("_", "model_")):
-            raise ValueError(f"aggregator.name is {method!r}; its setting {key} must be called otherwise")
-        if not isinstance(default, (str, int, float, tuple, list, type(None))) and default is not REQUIRED:
-            raise ValueError(f"aggregator.name is {method!r}; the default of its setting {key} cannot stand in a file")
-        fields[key] = (types[key], ... if default is REQUIRED else default)
-    with warnings.catch_warnings(action="ignore"):  # a setting may be called `copy`, say
-        model: type[Section] = create_model(f"{names.label(method)}_settings", __base__=Section, **fields)
-    model.section = "aggregator"
+    told = {key: Argument(types[key], default) for key, default in aggregator_settings(method).items()}
+    model = _model("aggregator", method, told)
     if any(field.is_required() for field in model.model_fields.values()):
         model.absent = of_a_function(method)
     return model
 
 
+@functools.cache
+def link_model(link: str) -> type[Section]:
+    """Return the model of a link's settings; one of ours has none."""
+    return _model("channel", link, link_settings(link))
+
+
+def _model(section: str, part: str, told: Mapping[str, Argument]) -> type[Section]:
+    """Return the model of the settings of a part, of which `told` tells."""
+    fields: dict[str, Any] = {}
+    for key, (hint, default) in told.items():
+        if key in RESERVED[section] or key.startswith(("_", "model_")):
+            raise ValueError(f"{section}.name is {part!r}; its setting {key} must be called otherwise")
+        if not isinstance(default, (str, int, float, tuple, list, type(None))) and default is not REQUIRED:
+            raise ValueError(f"{section}.name is {part!r}; the default of its setting {key} cannot stand in a file")
+        fields[key] = (hint, ... if default is REQUIRED else default)
+    with warnings.catch_warnings(action="ignore"):  # a setting may be called `copy`, say
+        model: type[Section] = create_model(f"{names.label(part)}_settings", __base__=Section, **fields)
+    model.section = section
+    return model
+
+
 def method_settings(method: str) -> dict[str, Any]:
     """Return the settings of a method with their defaults; one without a default is None until it is given."""
-    fields = settings_model(method).model_fields
-    return {key: None if field.is_required() else field.default for key, field in fields.items()}
+    return _defaults(settings_model(method))
+
+
+def link_defaults(link: str) -> dict[str, Any]:
+    """Return the settings of a link with their defaults; one without a default is None until it is given."""
+    return _defaults(link_model(link))
 
 
 def refuse_unknown(settings: Iterable[str], method: str) -> None:
@@ -63,9 +84,7 @@ def checked_settings(method: str, settings: dict[str, Any]) -> dict[str, Any]:
         ValueError: an unknown setting, or a value that cannot be used.
     """
     refuse_unknown(settings, method)
-    model = settings_model(method)
-    as_written = any(isinstance(value, Written) for value in settings.values())
-    values = dict(model.read(settings) if as_written else model(**settings))
+    values = _filled(settings_model(method), settings)
     if names.is_builtin("aggregators", method) and values == aggregator_settings(method):
         return values
     try:
@@ -76,3 +95,28 @@ def checked_settings(method: str, settings: dict[str, Any]) -> dict[str, Any]:
         prefix = "" if first.startswith("aggregator.") else "aggregator." if first in values else "aggregator: "
         raise ValueError(f"{prefix}{message}") from None
     return values
+
+
+def checked_link(link: str, noise: float, missing_rate: float, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all settings of a link, those not given filled in.
+
+    Raises:
+        ValueError: an unknown setting, a value that cannot be used, or noise that the link does not ask for.
+    """
+    model = link_model(link)
+    for key in settings:
+        if key not in model.model_fields:
+            known = ["name", "noise", "missing_rate", *model.model_fields]
+            raise ValueError(f"unknown key channel.{key}{nearest(key, known)}; known: {', '.join(known)}")
+    check_levels(link, noise=noise, missing_rate=missing_rate)
+    return _filled(model, settings)
+
+
+def _defaults(model: type[Section]) -> dict[str, Any]:
+    return {key: None if field.is_required() else field.default for key, field in model.model_fields.items()}
+
+
+def _filled(model: type[Section], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all settings of a model, read from text where they were written in a file."""
+    as_written = any(isinstance(value, Written) for value in settings.values())
+    return dict(model.read(settings) if as_written else model(**settings))

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_va
 
 from jgesr_lightning import names
 from jgesr_lightning.aggregators import min_clients
-from jgesr_lightning.config.methods import checked_settings
+from jgesr_lightning.config.methods import checked_link, checked_settings
 from jgesr_lightning.config.section import STORED, Section
 from jgesr_lightning.paths import CONTROLS, absolute, user_path
 from jgesr_lightning.schedules import Schedule, check_optimizer
@@ -52,9 +52,9 @@ def _known(kind: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _is_elsewhere(method: str, info: ValidationInfo) -> bool:
-    """Return whether a method has to be imported to be asked, and must not be."""
-    return info.context == STORED and not names.is_builtin("aggregators", method)
+def _is_elsewhere(kind: str, name: str, info: ValidationInfo) -> bool:
+    """Return whether a part has to be imported to be asked, and must not be."""
+    return info.context == STORED and not names.is_builtin(kind, name)
 
 
 PathText = Annotated[str, AfterValidator(_path)]
@@ -143,43 +143,62 @@ class LocalConfig(Section):
         return self
 
 
-class ChannelConfig(Section):
-    """The uplink from the clients to the server."""
+class PartSection(Section):
+    """A section that names a part, with that part's own settings beside the keys that all have."""
 
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    """Which part."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The part's own settings."""
+        return dict(self.model_extra or {})
+
+    def _take(self, settings: dict[str, Any]) -> None:
+        """Have these for settings, in their order: that of the part's arguments."""
+        own = self.model_extra
+        assert own is not None  # keys of any name are allowed
+        own.clear()
+        own.update(settings)
+
+    def replace(self, **values: Any) -> Self:
+        """Return a copy with some values changed; another part has its own settings, from their defaults on."""
+        named = names.resolve(str(values.get("name", self.name)))  # a file may be written in several ways
+        if named == names.resolve(self.name):
+            return super().replace(**values)
+        return type(self)(**{**{key: getattr(self, key) for key in type(self).model_fields}, **values})
+
+
+class ChannelConfig(PartSection):
+    """The uplink from the clients to the server, with the settings of a link of one's own."""
+
+    name: Annotated[str, _known("channels")] = "gaussian"
+    """Noise and lost entries as below, or a function of one's own."""
     noise: float = Field(0.1, ge=0)
     """Level s: the noise on client k has the deviation s * mean|psi_k^(0)|."""
     missing_rate: float = Field(0.0, ge=0, lt=1)
     """Probability that an entry does not arrive."""
 
+    @model_validator(mode="after")
+    def _fill_in(self, info: ValidationInfo) -> Self:
+        if not _is_elsewhere("channels", self.name, info):
+            self._take(checked_link(self.name, self.noise, self.missing_rate, self.model_extra or {}))
+        return self
 
-class AggregatorConfig(Section):
+
+class AggregatorConfig(PartSection):
     """The aggregation method at the server, with all its settings: what is not given is filled in."""
-
-    model_config = ConfigDict(extra="allow")
 
     name: str = "jgesr"
     """A method of `jgesr_lightning.aggregators`."""
 
     @model_validator(mode="after")
     def _fill_in(self, info: ValidationInfo) -> Self:
-        if _is_elsewhere(self.name, info):
-            return self
-        own = self.model_extra
-        assert own is not None  # keys of any name are allowed
-        settings = checked_settings(self.name, own)
-        own.clear()  # for one order, that of the method's constructor
-        own.update(settings)
+        if not _is_elsewhere("aggregators", self.name, info):
+            self._take(checked_settings(self.name, self.model_extra or {}))
         return self
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The method's own settings."""
-        return dict(self.model_extra or {})
-
-    def replace(self, **values: Any) -> Self:
-        """Return a copy with some values changed; another method has its own settings, from their defaults on."""
-        named = names.resolve(str(values.get("name", self.name)))  # a file may be written in several ways
-        return super().replace(**values) if named == names.resolve(self.name) else type(self)(**values)
 
 
 class EvaluationConfig(Section):
@@ -295,7 +314,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _enough_clients(self, info: ValidationInfo) -> Self:
-        if _is_elsewhere(self.aggregator.name, info):
+        if _is_elsewhere("aggregators", self.aggregator.name, info):
             return self
         needed = min_clients(self.aggregator.name, self.aggregator.settings)
         if self.clients < needed:

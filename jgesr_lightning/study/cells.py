@@ -146,7 +146,12 @@ def copied(config: Mapping[str, Any]) -> str:
 def rests_on_files(config: Config) -> bool:
     """Whether something of one's own decides a run, data or code, which may have changed since an equal run."""
     partition = config.data.partition or "dirichlet"
-    parts = {"aggregators": config.aggregator.name, "models": config.model.name, "partitions": partition}
+    parts = {
+        "aggregators": config.aggregator.name,
+        "models": config.model.name,
+        "partitions": partition,
+        "channels": config.channel.name,
+    }
     ours = all(names.is_builtin(kind, name) for kind, name in parts.items())
     return not ours or partition.endswith(names.ENDINGS["partitions"]) or config.data.name not in names.FIXED_DATA
 

@@ -1,0 +1,225 @@
+"""Links of somebody's own: functions of one client's model, in place of the channel of the paper."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jgesr_lightning import cli
+from jgesr_lightning.channel import OwnUplink, Uplink, build_uplink
+from jgesr_lightning.config import Config, ConfigError, load_config, to_yaml
+from jgesr_lightning.config.schema import ChannelConfig
+from jgesr_lightning.identity import condition
+from jgesr_lightning.names import code_of
+from tests.processes import models, together, write_config
+
+LINKS = """
+import random
+import numpy as np
+import torch
+
+def clean(model): return model
+def silent(model, previous): return previous
+def bursts(model, noise_std, missing_rate, length: int = 3):
+    begins = torch.rand(len(model)) < missing_rate / length
+    lost = torch.zeros(len(model), dtype=torch.bool)
+    for at in begins.nonzero().flatten().tolist():
+        lost[at : at + length] = True
+    return model + noise_std * torch.randn(len(model)), ~lost
+def told(model, previous, round, client, noise_std, missing_rate):
+    return torch.tensor([previous.sum(), round, client, noise_std, missing_rate]).to(model)
+def draws(model): return torch.tensor([torch.rand(()), random.random(), np.random.rand()]).to(model)
+def spoils(model): return model.mul_(2)
+def needs(model, gain: float): return gain * model
+def short(model): return model[:-1]
+def whole(model): return model.long()
+def counts(model): return model, torch.ones(len(model))
+def late(model, round):
+    if round == 2:
+        raise RuntimeError("no carrier")
+    return model
+def nothing(): return 1
+def reserved(model, noise=1.0): return model
+class Made:
+    def __init__(self, model): pass
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    (tmp_path / "links.py").write_text(LINKS)
+    monkeypatch.chdir(tmp_path)
+    return lambda name, **settings: build_uplink(f"./links.py:{name}", settings, *[0.5, 0.3], 7)
+
+
+def test_what_a_link_returns_arrives(own):
+    sent = torch.randn(4, 6)
+    received, mask = own("clean")(sent, 1)
+    assert torch.equal(received, sent) and mask.all() and received.data_ptr() != sent.data_ptr()
+    before = torch.randn(4, 6)
+    assert torch.equal(own("silent")(sent, 1, None, before)[0], before)
+    assert torch.equal(own("spoils")(sent, 1)[0], 2 * sent)  # a copy is spoilt, not what was sent
+    torch.testing.assert_close(own("needs", gain=3.0)(sent.double(), 1)[0], 3 * sent.double())
+
+
+def test_it_gets_what_it_names(own):
+    previous = torch.arange(10.0).reshape(2, 5)
+    received, _ = own("told")(torch.zeros(2, 5), 4, [3, 8], previous)
+    expected = [[10, 4, 3, 0.5, 0.3], [35, 4, 8, 0.5, 0.3]]
+    torch.testing.assert_close(received, torch.tensor(expected))
+
+
+def test_what_did_not_arrive_is_zero_and_lost_in_runs(own):
+    sent = torch.full((3, 3000), 7.0)
+    received, mask = own("bursts", length=5)(sent, 1)
+    assert (received[~mask] == 0).all() and (received[mask] != 0).all()
+    assert 0.2 < float((~mask).float().mean()) < 0.32  # runs overlap: 1 - (1 - 0.3/5)^5 = 0.27
+    for row in (~mask).long():
+        edges = torch.nn.functional.pad(row, (1, 1)).diff()
+        begin, end = (edges == 1).nonzero().flatten(), (edges == -1).nonzero().flatten()
+        assert (end - begin)[end < 3000].min() >= 5
+    noise = (received - sent)[mask]
+    torch.testing.assert_close(float(noise.std()), 0.5, rtol=0.05, atol=0)
+
+
+@given(st.permutations(range(5)), st.integers(1, 4))
+def test_draws_follow_seed_round_and_client_alone(tmp_path_factory, order, cut):
+    path = tmp_path_factory.getbasetemp() / "drawing.py"
+    path.write_text(LINKS)
+    link = OwnUplink(f"{path}:draws", {}, 0.0, 0.0, 1)
+    sent = torch.zeros(5, 3, dtype=torch.float64)
+    whole, _ = link(sent, 2)
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    parts = torch.cat([link(sent[:cut], 2, order[:cut])[0], link(sent[cut:], 2, order[cut:])[0]])
+    assert torch.equal(parts, whole[list(order)])
+    assert len(whole.unique()) == 15 and not torch.equal(whole, link(sent, 3)[0])
+    assert not torch.equal(whole, OwnUplink(f"{path}:draws", {}, 0.0, 0.0, 2)(sent, 2)[0])
+    after = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    assert torch.equal(states[0], after[0]) and states[1:] == after[1:]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("short", r"short gave torch.float32, shape \(5,\) for received; .* shape \(6,\)"),
+        ("whole", None),
+        ("counts", r"counts gave torch.float32, shape \(6,\) for mask; it must be a tensor of True or False"),
+        ("nothing", r"nothing takes nothing; it must take a model"),
+        ("Made", r"Made is a class; it must be a function"),
+        ("gone", r"holds no gone"),
+    ],
+)
+def test_what_is_no_link_is_named(own, name, message):
+    if message is None:
+        assert torch.equal(own(name)(torch.tensor([[1.5, -2.0]]), 1)[0], torch.tensor([[1.0, -2.0]]))
+        return
+    with pytest.raises(ValueError, match=message):
+        own(name)(torch.zeros(2, 6), 1)
+
+
+def error_of(*settings):
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, settings)
+    return str(caught.value)
+
+
+@pytest.mark.usefixtures("own")
+def test_settings_of_a_link_stand_beside_its_name(tmp_path):
+    config = load_config(None, ["channel.name=./links.py:bursts", "channel.length=4"])
+    assert config.channel.settings == {"length": 4} and config.channel.name == f"{tmp_path}/links.py:bursts"
+    (tmp_path / "back.yaml").write_text(to_yaml(config))
+    assert load_config(tmp_path / "back.yaml").replace(name="run") == config.replace(name="run")
+    assert load_config(None, ["channel.name=./links.py:bursts"]).channel.settings == {"length": 3}
+    one = load_config(None, ["channel.name=./links.py:bursts", "channel.length=${clients}"])
+    assert one.channel.settings == {"length": 20}
+    assert "channel.length is 'x'; it must be a whole number" in error_of(
+        "channel.name=./links.py:bursts", "channel.length=x"
+    )
+    assert "'channel.lenth' (did you mean 'channel.length'?)" in error_of(
+        "channel.name=./links.py:bursts", "channel.lenth=4"
+    )
+    assert "channel.gain is missing" in error_of("channel.name=./links.py:needs", "channel.noise=0")
+    assert "its setting noise must be called otherwise" in error_of(
+        "channel.name=./links.py:reserved", "channel.noise=0"
+    )
+    other = config.channel.replace(name="./links.py:clean", noise=0.0, missing_rate=0.0)
+    assert other.settings == {} and config.channel.replace(noise=0.3).settings == {"length": 4}
+
+
+def test_our_channel_has_no_settings_of_its_own():
+    assert "unknown key 'channel.nois' (did you mean 'channel.noise'?)" in error_of("channel.nois=1")
+    assert "unknown key 'channel.length'" in error_of("channel.length=1")
+    with pytest.raises(ConfigError, match=r"unknown key channel.nois \(did you mean 'noise'\?\); known: name, noise"):
+        ChannelConfig(nois=1)
+    assert "did you mean 'gaussian'" in error_of("channel.name=gausian")
+
+
+@pytest.mark.usefixtures("own")
+def test_levels_that_a_link_does_not_ask_for_are_refused():
+    assert "channel.noise is 0.1; clean takes no noise_std, so it must be 0" in error_of(
+        "channel.name=./links.py:clean"
+    )
+    lost = error_of("channel.name=./links.py:clean", "channel.noise=0", "channel.missing_rate=0.2")
+    assert "channel.missing_rate is 0.2; clean takes no missing_rate" in lost
+
+
+@pytest.mark.usefixtures("own")
+def test_another_link_in_a_later_layer_has_its_own_settings(tmp_path, caplog):
+    (tmp_path / "run.yaml").write_text("channel: {name: './links.py:bursts', length: 9}\n")
+    assert load_config(tmp_path / "run.yaml", ["channel.name=gaussian"]).channel.settings == {}
+    assert "channel.name=gaussian: settings of" in caplog.text and "not used: length=9" in caplog.text
+
+
+@pytest.mark.usefixtures("own")
+def test_a_run_is_told_by_its_link(tmp_path, capsys):
+    path = write_config(tmp_path, rounds=2)
+    link = f"channel.name={tmp_path}/links.py:"
+    assert cli.main(["train", str(path), "name=plain", "channel.noise=0"]) == 0
+    assert cli.main(["train", str(path), "name=same", "channel.noise=0", f"{link}clean"]) == 0
+    assert "link clean, noise 0" in capsys.readouterr().err
+    plain, same = (models(tmp_path / "runs" / name) for name in ("plain", "same"))
+    assert torch.equal(plain, same)  # nothing is lost on either
+    assert cli.main(["train", str(path), "name=back", "channel.noise=0", f"{link}silent"]) == 0
+    back = models(tmp_path / "runs" / "back")
+    assert len(back.unique(dim=0)) == 1  # the server got back what it had sent, in each round
+    summaries = [json.loads((tmp_path / "runs" / name / "summary.json").read_text()) for name in ("plain", "same")]
+    assert [summary["channel"] for summary in summaries] == ["gaussian", "clean"]
+    ours, theirs = (summary["config"] for summary in summaries)
+    assert condition(ours) == condition(theirs) | {"channel.name": "gaussian"} != condition(theirs)
+    assert list(code_of(theirs)) == list(summaries[1]["code"]) == ["channel.name"]
+    (tmp_path / "links.py").unlink()  # what has been made can be read without it
+    assert cli.main(["table", str(tmp_path / "runs")]) == 0
+    assert "channel.name=silent" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("own")
+def test_a_link_is_tried_before_any_work_and_named_when_it_breaks_later(tmp_path, capsys):
+    path = write_config(tmp_path, rounds=3)
+    link = f"channel.name={tmp_path}/links.py:"
+    assert cli.main(["train", str(path), "channel.noise=0", f"{link}short"]) == 2
+    assert "short gave torch.float64" in capsys.readouterr().err and not (tmp_path / "runs").exists()
+    assert cli.main(["train", str(path), "channel.noise=0", f"{link}late"]) == 1
+    error = capsys.readouterr().err
+    assert "late failed: RuntimeError: no carrier" in error and "links.py, line" in error
+    assert "round 1" in error and "traceback.txt" in error  # what is saved, and where it happened
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("own")
+def test_a_link_computes_the_same_on_two_processes(tmp_path):
+    for world in (1, 2):
+        path = write_config(tmp_path / str(world), rounds=2)
+        link = [f"channel.name={tmp_path}/links.py:bursts", "channel.missing_rate=0.3", "channel.noise=0.2"]
+        started = together(world, ["train", path, f"runtime.devices={world}", *link], tmp_path / str(world))
+        assert [process.wait() for process in started] == [0] * world, started[0].output
+    one, two = (models(tmp_path / str(world) / "runs" / "tiny") for world in (1, 2))
+    torch.testing.assert_close(two, one, rtol=1e-12, atol=1e-12)
+
+
+def test_the_paper_s_channel_is_the_default():
+    assert Config().channel.name == "gaussian"
+    assert type(build_uplink("gaussian", {}, 0.1, 0.0, 0)) is Uplink
