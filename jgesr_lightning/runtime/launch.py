@@ -21,6 +21,7 @@ from lightning.fabric.utilities import rank_zero_only
 
 from jgesr_lightning.files import say
 from jgesr_lightning.runtime import environment, rendezvous, strategy
+from jgesr_lightning.runtime.cores import cores
 from jgesr_lightning.runtime.environment import HERE, OURSELVES, SRUN, LaunchError, Seat
 from jgesr_lightning.runtime.signals import StopRequest
 
@@ -145,7 +146,7 @@ def _accelerator(name: str) -> str:
 def _available(kind: str) -> int:
     if kind == "cuda":
         return torch.cuda.device_count()
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores()
 
 
 def _unrepeatable() -> bool:

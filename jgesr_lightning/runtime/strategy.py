@@ -13,14 +13,16 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.strategies.ddp import DDPStrategy
 from lightning.fabric.strategies.launchers.subprocess_script import _basic_subprocess_cmd, _SubprocessScriptLauncher
-from lightning.fabric.utilities.distributed import _destroy_dist_connection, _set_num_threads_if_needed
+from lightning.fabric.utilities.distributed import _destroy_dist_connection
 from torch import nn
 
 from jgesr_lightning.runtime import rendezvous, signals
+from jgesr_lightning.runtime.cores import cores
 from jgesr_lightning.runtime.environment import FIRST_PROCESS, HERE, OURSELVES, Seat
 from jgesr_lightning.runtime.signals import StopRequest
 
@@ -170,7 +172,10 @@ class Launcher(_SubprocessScriptLauncher):
         if not self.cluster_environment.creates_processes_externally:
             meeting = rendezvous.meet(self.seat, self.num_processes, self.stop)
             self._start(meeting.port)
-        _set_num_threads_if_needed(num_processes=self.num_processes)
+        if "OMP_NUM_THREADS" not in os.environ:  # Fabric's own does not see a container's share
+            threads = max(1, cores() // self.num_processes)
+            torch.set_num_threads(threads)
+            os.environ["OMP_NUM_THREADS"] = str(threads)
         try:
             return function(*args, **kwargs)
         except BaseException:

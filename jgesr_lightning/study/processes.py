@@ -25,6 +25,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Protocol
 
+from jgesr_lightning.runtime.cores import cores
 from jgesr_lightning.runtime.signals import STOP_SIGNALS
 from jgesr_lightning.study.cells import Cell
 
@@ -250,11 +251,6 @@ def default_workers(cells: Sequence[Cell]) -> int:
     if not kinds <= {"auto", "cpu"} or (kinds != {"cpu"} and has_gpu()):
         return 1
     return max(1, min(cores(), len(cells), *(cell.config.clients for cell in cells)))
-
-
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def has_gpu() -> bool:
