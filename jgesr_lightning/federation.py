@@ -12,7 +12,7 @@ from jgesr_lightning.aggregators.base import Aggregate
 from jgesr_lightning.measures import edge_scores, likeness, summarise
 from jgesr_lightning.plan import RoundPlan
 from jgesr_lightning.records import FederationState, RoundRecord
-from jgesr_lightning.runtime.method_state import copied
+from jgesr_lightning.runtime.method_state import Unsaved, copied
 from jgesr_lightning.seeding import AGGREGATION, derive, drawing_from
 from jgesr_lightning.timing import Stopwatch
 
@@ -43,6 +43,7 @@ class Federation:
         own_variances = plan.layout.variances[plan.sharding.columns]
         self._variances = own_variances.nonzero().squeeze(1).to(plan.fabric.device)
         self._watch = Stopwatch(plan.fabric.device)
+        self._unsaved = Unsaved(plan.aggregator)
 
     def fresh_state(self) -> FederationState:
         """Return the state before round 1: everybody has the initial model."""
@@ -147,6 +148,8 @@ class Federation:
         except NonFiniteError:
             plan.aggregator.load_state(former)  # a checkpoint that is written now is one of the round before
             raise
+        if plan.fabric.is_global_zero:
+            self._unsaved.look()
         if len(self._variances):  # the noise can have made a running variance negative
             for models in (aggregate.models, *([] if aggregate.own is None else [aggregate.own.rest])):
                 models[:, self._variances] = models[:, self._variances].clamp_(min=0)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from jgesr_lightning.aggregators import aggregator_names
 from jgesr_lightning.callbacks.checkpoint import Checkpoint
 from jgesr_lightning.callbacks.files import ResultFiles
 from jgesr_lightning.federation import NonFiniteError
@@ -545,3 +546,25 @@ def test_a_client_whose_training_broke_starts_from_what_was_sent():
     start, anchors = federation._ends(state)
     assert torch.equal(start[1], state.models[1]) and torch.equal(start[0], own[0])
     assert torch.equal(anchors, state.models)
+
+
+@pytest.mark.parametrize("method", aggregator_names())
+def test_no_method_of_the_package_changes_what_no_checkpoint_has(method, caplog):
+    assert run(small_federation(method=method, rounds=2, missing_rate=0.2))[0] == "finished"
+    assert "has no state()" not in caplog.text
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_method_that_remembers_without_a_state_is_told_of_by_the_first_process(first, caplog, monkeypatch):
+    federation = small_federation(rounds=3)
+    kind = type(federation.plan.aggregator)
+
+    def aggregate(self, upload):
+        self.former = upload.received.mean(0)
+        return whole(self, upload)
+
+    whole = kind.aggregate
+    monkeypatch.setattr(kind, "aggregate", aggregate)
+    monkeypatch.setattr(type(federation.plan.fabric), "is_global_zero", first)
+    assert run(federation)[0] == "finished"
+    assert caplog.text.count("changes self.former from round to round but has no state()") == int(first)

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import io
+import logging
+import pickle
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from jgesr_lightning.aggregators.base import Aggregator
 from jgesr_lightning.runtime import contents
 from jgesr_lightning.runtime.sharding import Sharding
 
+logger = logging.getLogger(__name__)
+
 ALIKE = 1e-6
 """How far sums may differ between processes, relatively: kinds of processors round differently."""
+
+
+BASE = frozenset((*vars(nn.Module()), "warned"))
+"""Attributes that every method has from its base class."""
 
 
 class StateError(ValueError):
@@ -92,6 +101,57 @@ def copied(state: Any) -> Any:
     if type(state) in (list, tuple):
         return type(state)(map(copied, state))
     return state.detach().clone() if isinstance(state, Tensor) else state
+
+
+class Unsaved:
+    """Warns, once, of attributes in which a method without a `state` remembers something: no checkpoint has them."""
+
+    def __init__(self, aggregator: Aggregator) -> None:
+        self._aggregator = aggregator
+        self._before = None if type(aggregator).state is not Aggregator.state else _marks(aggregator)
+
+    def look(self) -> None:
+        """Warn if attributes are not what they were before the first round."""
+        if self._before is None:
+            return
+        before, now = self._before, _marks(self._aggregator)
+        names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+        if names:
+            self._before = None
+            logger.warning(
+                "%s changes %s from round to round but has no state(): if results depend on that, a resumed run ends "
+                "in others; give it away in state() and take it back in load_state(), see docs/bring-your-own.md",
+                type(self._aggregator).__name__,
+                ", ".join(f"self.{name}" for name in names),
+            )
+
+
+def _marks(aggregator: Aggregator) -> dict[str, int]:
+    """Return for each attribute of a method's own a number that is another one once it was changed or replaced."""
+    kept = vars(aggregator)
+    own = {name: value for name, value in kept.items() if name not in BASE}
+    own |= {name: value for group in ("_parameters", "_buffers", "_modules") for name, value in kept[group].items()}
+    return {name: _mark(value) for name, value in own.items()}
+
+
+def _mark(value: object) -> int:
+    written = io.BytesIO()
+    try:
+        _Marker(written, protocol=5).dump(value)
+    except Exception:  # a lock, a function within a function: which one it is has to do
+        return id(value)
+    return hash(written.getvalue())
+
+
+class _Marker(pickle.Pickler):
+    """Writes what an object holds, for comparison alone; of a tensor, which it is and how often it was changed."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return complex, (id(value), 0 if value.is_inference() else value._version)
+        if isinstance(value, torch.Generator):
+            return bytes, (value.get_state().numpy().tobytes(),)
+        return NotImplemented
 
 
 def _alike(measured: list[tuple[float, float]], sharding: Sharding) -> list[bool]:
