@@ -386,7 +386,7 @@ def test_a_study_goes_on_when_nobody_reads_its_lines(tmp_path):
     write_study(tmp_path, TWO)
     program = (
         "import sys; from jgesr_lightning.study import command, processes; from tests.study.studies import fake\n"
-        "command.training = lambda run, workers: fake(0.5)\n"
+        "command.training = lambda run, workers, fork: fake(0.5)\n"
         f"sys.exit(command.main([{str(tmp_path / 'tiny.yaml')!r}, 'output_dir={tmp_path / 'runs'}'], run=None))"
     )
     line = f'{sys.executable} -c "$0" 2> {tmp_path / "err"} | true; echo ${{PIPESTATUS[0]}}'
