@@ -8,6 +8,7 @@ threads; only its imports are done anew.
 
 from __future__ import annotations
 
+import _thread
 import glob
 import importlib.util
 import multiprocessing
@@ -68,13 +69,14 @@ def can_fork() -> bool:
 
     Of all threads a fork has the one alone that forked. Libraries that provide for it end theirs before a fork and
     start them anew (numpy's BLAS, whose threads are there from its import on); so one that is still there after a fork
-    would be missing. OpenMP's are, once torch has computed on several: a forked cell would wait for them for ever. And
-    CUDA does not work in a fork once it was asked anything, its number of devices included.
+    would be missing. OpenMP's are, once torch has computed on several: a forked cell would wait for them for ever.
+    Threads of the caller's Python (a progress bar's, a test runner's) do not count: no cell waits for those. And CUDA
+    does not work in a fork once it was asked anything, its number of devices included.
     """
     if not CAN_FORK:
         return False
     probe, end = Forked(lambda: int(_cuda_was_asked())), time.monotonic() + PROBE_SECONDS
-    while probe.poll() is None or len(os.listdir("/proc/self/task")) > 1:  # a thread that has ended is listed a moment
+    while probe.poll() is None or len(os.listdir("/proc/self/task")) > 1 + _thread._count():  # listed a moment longer
         if time.monotonic() > end:
             probe.kill()
             return False
