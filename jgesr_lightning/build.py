@@ -19,7 +19,7 @@ from jgesr_lightning.callbacks.files import ResultFiles
 from jgesr_lightning.callbacks.own import Plain
 from jgesr_lightning.callbacks.progress import Progress
 from jgesr_lightning.callbacks.wandb_log import WandbLog
-from jgesr_lightning.channel import Uplink, build_uplink, noise_std_for
+from jgesr_lightning.channel import OwnUplink, Uplink, build_uplink, noise_std_for
 from jgesr_lightning.client import ClientModule
 from jgesr_lightning.config import Config, ConfigError, to_dict
 from jgesr_lightning.data import FederatedDataModule
@@ -120,10 +120,27 @@ def start(config: Config, data: FederatedDataModule, device_type: str) -> Start:
         uplink = build_uplink(
             channel.name, channel.settings, noise_std, channel.missing_rate, config.seed_of("channel")
         )
-        uplink(initial[None], 0)  # a link of one's own shows what it returns before any work
+        if isinstance(uplink, OwnUplink):
+            _check_together(uplink, aggregator)
+            uplink.try_out(initial, config.clients)  # before any work
     except ValueError as error:
         raise ConfigError(error) from error
     return Start(aggregator, net, layout, initial, uplink)
+
+
+def _check_together(link: OwnUplink, aggregator: Aggregator) -> None:
+    """Raise ValueError for a method that cannot work over a link of somebody's own."""
+    what, name = label(link.name), aggregator.name
+    if aggregator.own == "clean" and "previous" in link.named:
+        raise ValueError(
+            f"channel.name is {what!r}, which asks for `previous`; with own=clean the server does not know what a "
+            "client goes on from"
+        )
+    if "noise_std" in aggregator.needs and link.known_noise(1) is None:
+        raise ValueError(
+            f"channel.name is {what!r}, which does not ask for noise_std: its noise is not known, which {name} needs "
+            "as it is set"
+        )
 
 
 def watchers(

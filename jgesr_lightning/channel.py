@@ -58,6 +58,10 @@ class Uplink:
         self.missing_rate = float(missing_rate)
         self.seed = int(seed)
 
+    def known_noise(self, num_clients: int) -> Tensor | None:
+        """Return the deviation of the noise on each client's entries, (K,) float64, for methods that ask for it."""
+        return self.noise_std.expand(num_clients)
+
     @torch.no_grad()
     def __call__(
         self, models: Tensor, round: int, clients: Sequence[int] | None = None, previous: Tensor | None = None
@@ -123,7 +127,8 @@ class OwnUplink(Uplink):
     Args:
         name: of the function, see `jgesr_lightning.names`: ``(model (d,), ...) -> received (d,)``, or that and a mask
             (d,), True where an entry arrived. Of `jgesr_lightning.links.GIVEN` it gets what it names; `previous` (d,)
-            is what the client was sent last. Models come on the CPU, as copies.
+            is what the client was sent last. Models come on the CPU, as copies. It is a function of what it is given
+            and of what it draws: what it remembered would be lost when a run is resumed.
         settings: its other arguments.
         noise_std: deviation of the noise that it is to make, which methods are told, too.
         missing_rate: share of entries that it is to lose.
@@ -138,16 +143,32 @@ class OwnUplink(Uplink):
         self, name: str, settings: dict[str, Any], noise_std: float, missing_rate: float = 0.0, seed: int = 0
     ) -> None:
         super().__init__(noise_std, missing_rate, seed)
+        self.name = name
         self.function = link_function(name)
         self.settings = dict(settings)
+        self.named = [key for key in GIVEN if key in arguments(self.function)]
         self._head = f"channel.name is {name!r}; {names.label(name)}"
-        self._named = [key for key in GIVEN if key in arguments(self.function)]
+
+    def known_noise(self, num_clients: int) -> Tensor | None:
+        """Return what `noise_std` says, or None: nobody knows the noise of a function that does not ask for it."""
+        return super().known_noise(num_clients) if "noise_std" in self.named else None
+
+    def try_out(self, initial: Tensor, num_clients: int) -> None:
+        """Let each client's upload of an unchanged model (d,) go through, as if it were round 1.
+
+        Raises:
+            ValueError: what comes out is no model.
+        """
+        models = initial.expand(num_clients, -1)
+        received, mask = self(models, 1, None, models)
+        if not bool(torch.isfinite(received[mask]).all()):
+            raise ValueError(f"{self._head} makes the initial model NaN or infinite")
 
     @torch.no_grad()
     def __call__(
         self, models: Tensor, round: int, clients: Sequence[int] | None = None, previous: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return what arrives of `models`, and which entries did; see `Uplink`. Without `previous` zeros were sent."""
+        """Return what arrives of `models`, and which entries did; see `Uplink`. What was sent is 0 if left out."""
         ids = self._clients(models, clients)
         received = torch.empty_like(models, memory_format=torch.contiguous_format)
         mask = torch.empty(models.shape, dtype=torch.bool, device=models.device)
@@ -163,7 +184,7 @@ class OwnUplink(Uplink):
             }
             with seeding.drawing_from(seeding.derive(self.seed, seeding.CHANNEL, round, client)):
                 try:
-                    found = self.function(model, **{key: given[key] for key in self._named}, **self.settings)
+                    found = self.function(model, **{key: given[key] for key in self.named}, **self.settings)
                 except (Exception, SystemExit) as error:  # whatever somebody's function raises
                     raise ValueError(f"{self._head} failed: {names.cause(error)}") from error
             received[row], mask[row] = self._checked(found, models.shape[1])
@@ -173,12 +194,15 @@ class OwnUplink(Uplink):
         """Return what the function gave as a model and a mask of d entries each."""
         model, mask = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
         mask = torch.ones(d, dtype=torch.bool) if mask is None else mask
-        for what, part, kind in (("received", model, "numbers"), ("mask", mask, "True or False")):
-            fits = isinstance(part, Tensor) and (part.dtype == torch.bool) == (what == "mask") and part.shape == (d,)
-            if not fits:
-                is_tensor = isinstance(part, Tensor)
-                gave = f"{part.dtype}, shape {tuple(part.shape)}" if is_tensor else f"a {type(part).__name__}"
-                raise ValueError(f"{self._head} gave {gave} for {what}; it must be a tensor of {kind}, shape ({d},)")
+        for what, part, kind in (("received", model, "real numbers"), ("mask", mask, "True or False")):
+            gave = f"a {type(part).__name__}"
+            if isinstance(part, Tensor):
+                right = part.is_floating_point() if what == "received" else part.dtype == torch.bool
+                if right and part.shape == (d,) and part.layout == torch.strided:
+                    continue
+                gave = f"{part.dtype}, shape {tuple(part.shape)}"
+                gave += "" if part.layout == torch.strided else f", {part.layout}"
+            raise ValueError(f"{self._head} gave {gave} for {what}; it must be a tensor of {kind}, shape ({d},)")
         return model, mask
 
 

@@ -119,15 +119,18 @@ class Federation:
         with self._watch.part("uplink"):
             updates = (plan.collector.trained[row] - start[row] for row in rows)
             record.metrics |= likeness(updates, start.shape[1], start.device, sharding.sum)
-            sent = state.models if state.believed is None else state.believed
-            received, mask = plan.uplink(plan.collector.trained, number, sharding.clients, sent)
+            received, mask = self._uplink(state, rows)
             finite = torch.isfinite(received).all(1)
             if plan.aggregator.own == "clean":  # what the client puts in has to be, too, also where it was lost
                 finite &= torch.isfinite(plan.collector.trained).all(1)
-            finite = sharding.gather(finite).bool()
-            present = self._present(chosen, finite, record)
+            lossy = sharding.any(not bool(mask.all()))
+            present = self._present(chosen, sharding.gather(finite).bool(), record)
+            if lossy:
+                present &= sharding.gather(mask.any(1)).bool()
+            record.metrics["participants"] = float(present.sum())
+            record.clients["participated"] = present.to(torch.float64).tolist()
             columns = sharding.to_columns(received)
-            arrived = sharding.to_columns(mask) if sharding.any(not bool(mask.all())) else None
+            arrived = sharding.to_columns(mask) if lossy else None
         former = copied(plan.aggregator.state())  # what it gives away may be what it changes
         # a method may draw: alike on all processes, and on the other side of an interruption
         seed = derive(plan.seed, AGGREGATION, number)
@@ -141,7 +144,7 @@ class Federation:
                 present=present,
                 layers=self._layers,
                 reduce=sharding.sum,
-                noise_std=plan.uplink.noise_std.expand(len(plan.weights)),
+                noise_std=plan.uplink.known_noise(len(plan.weights)),
             )
         try:
             self._refuse_unusable(aggregate, record)
@@ -162,6 +165,17 @@ class Federation:
         record.clients["loss/train"] = losses.tolist()
         record.metrics["loss/train"] = float(losses.nanmean())
         return record, aggregate
+
+    def _uplink(self, state: FederationState, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return what arrives of what these of this process's clients trained, and which entries did."""
+        plan, number, clients = self.plan, state.round + 1, self.plan.sharding.clients
+        trained, sent = plan.collector.trained, state.models if state.believed is None else state.believed
+        if len(rows) == len(clients):
+            return plan.uplink(trained, number, clients, sent)
+        received, mask = trained.clone(), torch.ones_like(trained, dtype=torch.bool)  # others are not asked for theirs
+        if rows:
+            received[rows], mask[rows] = plan.uplink(trained[rows], number, [clients[row] for row in rows], sent[rows])
+        return received, mask
 
     @staticmethod
     def _ends(state: FederationState) -> tuple[Tensor, Tensor | None]:
@@ -195,9 +209,7 @@ class Federation:
         if broken and self.plan.nonfinite == "raise":
             names = ", ".join(str(k) for k in broken)
             raise NonFiniteError(f"round {record.round}: the upload of client {names} is not finite (nonfinite=raise)")
-        record.metrics["participants"] = float(present.sum())
         record.metrics["dropped"] = float(len(broken))
-        record.clients["participated"] = present.to(torch.float64).tolist()
         record.info["dropped_clients"] = broken
         return present
 
@@ -206,9 +218,9 @@ class Federation:
         plan, number = self.plan, record.round
         if plan.nonfinite != "drop_all" and aggregate.info.get("participants") == 0:
             why = (
-                "every upload held NaN or infinity; a smaller local.lr or channel.noise may help"
+                "every upload held NaN or infinity; a smaller local.lr or channel.noise, or another link, may help"
                 if record.info["dropped_clients"]
-                else "no entry of any model arrived; a smaller channel.missing_rate may help"
+                else "no entry of any model arrived; a smaller channel.missing_rate, or another link, may help"
             )
             raise NonFiniteError(f"round {number}: nothing usable arrived: {why} (nonfinite=drop_all goes on even so)")
         parts = (("aggregate", aggregate.models), ("graph", aggregate.graph))

@@ -128,7 +128,7 @@ def cell_label(config: Mapping[str, Any]) -> str:
     """Return the text of a run's data set, link of one's own, noise level and, where there is one, missing rate."""
     data, missing = label(config["data"]["name"]), config["channel"]["missing_rate"]
     link = config["channel"].get("name", "gaussian")
-    data = data if is_builtin("channels", link) else f"{data} {label(link)}"
+    data = data if is_builtin("channels", link) else f"{data} over {label(link)}"
     return f"{data} s={number_text(config['channel']['noise'])}" + (
         f" missing={number_text(missing)}" if missing else ""
     )

@@ -27,9 +27,12 @@ def link_function(name: str) -> Callable[..., Any]:
     if isinstance(found, type):
         raise ValueError(f"{head} is a class; it must be a function of a model")
     try:
+        parameters = list(inspect.signature(found).parameters.values())
         inspect.signature(found).bind_partial(None)
-    except TypeError:
-        raise ValueError(f"{head} takes nothing; it must take a model") from None
+    except (TypeError, ValueError):  # the latter: written in C, and nothing tells what it takes
+        raise ValueError(f"{head} must be a function of a model, which comes first and by position") from None
+    if parameters[0].name in GIVEN:
+        raise ValueError(f"{head} takes {parameters[0].name} first; it must take the model first")
     return found
 
 

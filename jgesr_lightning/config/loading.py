@@ -19,7 +19,7 @@ from jgesr_lightning import names
 from jgesr_lightning.aggregators import aggregator_names, aggregator_settings
 from jgesr_lightning.checks import nearest
 from jgesr_lightning.config.error import ConfigError
-from jgesr_lightning.config.methods import link_defaults, method_settings, refuse_unknown
+from jgesr_lightning.config.methods import MODELS, method_settings, part_settings, refuse_unknown
 from jgesr_lightning.config.schema import KEYS, SECTIONS, Config
 from jgesr_lightning.config.section import located, looks_like
 from jgesr_lightning.config.shipped import find_config, folders, study_error
@@ -30,9 +30,6 @@ logger = logging.getLogger(__name__)
 
 Layer = dict[str, Setting]
 """Dotted key -> value as it was written."""
-
-OPEN = {"aggregator": method_settings, "channel": link_defaults}
-"""Section that names a part with settings of its own -> what tells these, with their defaults."""
 
 
 def load_config(
@@ -168,50 +165,46 @@ def _check_key(key: str, where: str) -> None:
     """Raise ConfigError for a key that there is not; a setting of a method's or a link's own may have any name."""
     at = f"{where}: " if where else ""
     section, _, leaf = key.rpartition(".")
-    if key in KEYS or (section in OPEN and leaf):
+    if key in KEYS or (section in MODELS and leaf):
         return
     if key in SECTIONS:
         keys = [known for known in KEYS if known.startswith(f"{key}.")]
-        more = f" and the settings of what {key}.name says" if key in OPEN else ""
+        more = f" and the settings of what {key}.name says" if key in MODELS else ""
         raise ConfigError(f"{at}{key} is a section; give its keys: {', '.join(keys)}{more}")
     if key == "base":
         raise ConfigError("base belongs into a file")
-    raise ConfigError(f"{at}{_unknown(key)}")
-
-
-def _unknown(key: str, more: Iterable[str] = ()) -> str:
-    """Return what to say of a key that is none of ours and of `more`, with the nearest that there is."""
-    leaf, keys = key.rpartition(".")[2], [*KEYS, *more]
-    elsewhere = [known for known in keys if known.rpartition(".")[2] == leaf]
+    elsewhere = [known for known in KEYS if known.rpartition(".")[2] == leaf]
     both = ""
     if leaf in set().union(*map(aggregator_settings, aggregator_names())):
         both = f" (did you mean {elsewhere[0]!r} or 'aggregator.{leaf}'?)" if elsewhere else ""
         elsewhere.append(f"aggregator.{leaf}")
     hint = (
-        nearest(key, keys, cutoff=1.0)  # what others call it
-        or nearest(leaf, keys, cutoff=1.0)
+        nearest(key, KEYS, cutoff=1.0)  # what others call it
+        or nearest(leaf, KEYS, cutoff=1.0)
         or both
         or nearest(key, elsewhere, cutoff=0.0)
-        or nearest(key, [*keys, *SECTIONS])
+        or nearest(key, [*KEYS, *SECTIONS])
     )
     tops = [known for known in KEYS if "." not in known]
     known = f"; known: {', '.join([*tops, *(f'{section}.*' for section in SECTIONS)])}" if not hint else ""
-    return f"unknown key {key!r}{hint}{known}"
+    raise ConfigError(f"{at}unknown key {key!r}{hint}{known}")
 
 
 def _merge(layers: Sequence[Layer], stem: str) -> Config:
     """Merge the layers, fill in ``${...}``, and check the result."""
     given: Layer = {}
-    settings: dict[str, Layer] = {section: {} for section in OPEN}
-    parts = {section: str(getattr(Config(), section).name) for section in OPEN}
+    settings: dict[str, Layer] = {section: {} for section in MODELS}
+    parts = {section: str(getattr(Config(), section).name) for section in MODELS}
+    last = {section: [str(layer[key]) for layer in layers if (key := f"{section}.name") in layer] for section in MODELS}
     for layer in layers:
         given |= {key: value for key, value in layer.items() if key in KEYS}
-        for section in OPEN:
+        for section in MODELS:
             before, part = parts[section], str(given.get(f"{section}.name", parts[section]))
             own = {key: value for key, value in layer.items() if key not in KEYS and key.startswith(f"{section}.")}
             own = {key.removeprefix(f"{section}."): value for key, value in own.items()}
             parts[section], settings[section] = part, {**_carried(section, settings[section], before, part), **own}
-            _refuse_unknown(section, settings[section], part)
+            if part in last[section][-1:] or not _is_gone(section, part):  # unless another one takes its place
+                refuse_unknown(section, settings[section], part)
     name = given.get("name")
     named = not (name is None or (isinstance(name, Text) and name.is_null))
     given |= {f"{section}.{key}": value for section, own in settings.items() for key, value in own.items()}
@@ -221,16 +214,13 @@ def _merge(layers: Sequence[Layer], stem: str) -> Config:
     return config
 
 
-def _refuse_unknown(section: str, settings: Layer, part: str) -> None:
-    """Raise ValueError for a setting that a part does not have."""
-    if section == "aggregator":
-        return refuse_unknown(settings, part)
-    known = [f"{section}.{key}" for key in OPEN[section](part)]
-    for key, value in settings.items():
-        if f"{section}.{key}" not in known:
-            at = f"{value.where}: " if value.where else ""
-            raise ConfigError(f"{at}{_unknown(f'{section}.{key}', known)}")
-    return None
+def _is_gone(section: str, part: str) -> bool:
+    """Whether nothing can be asked for the settings of a part: its file was moved, say."""
+    try:
+        part_settings(section, part)
+    except ValueError:
+        return True
+    return False
 
 
 def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -245,7 +235,7 @@ def _interpolated(given: Layer, parts: Mapping[str, str]) -> Layer:
     """Return the settings with what each ``${...}`` stands for in its place, defaults included."""
     if not any("${" in str(value) for value in given.values()):
         return given
-    tree = OmegaConf.create(completed({key: {"name": part, **OPEN[key](part)} for key, part in parts.items()}))
+    tree = OmegaConf.create(completed({key: {"name": part, **part_settings(key, part)} for key, part in parts.items()}))
     filled = dict(given)
     key = ""
     try:
@@ -267,11 +257,14 @@ def _carried(section: str, settings: Layer, before: str, after: str) -> Layer:
     A setting is carried over where both have it with the same default, and so the same meaning; the others belong to
     the one that was left. What is dropped although it had been changed is named in a note.
     """
-    if before == after:
+    if before == after or _is_gone(section, after):
         return settings
-    old, new = OPEN[section](before), OPEN[section](after)
+    new = part_settings(section, after)
+    old = new if _is_gone(section, before) else part_settings(section, before)
     kept = {key: value for key, value in settings.items() if key in new and new[key] == old[key]}
-    changed = {key: looks_like(value) for key, value in settings.items() if looks_like(value) != old[key]}
+    changed = {
+        key: looks_like(value) for key, value in settings.items() if key not in old or looks_like(value) != old[key]
+    }
     dropped = [f"{key}={value}" for key, value in changed.items() if key not in kept]
     if dropped:
         source = next(settings[key].where.partition(", line")[0] for key in changed if key not in kept)

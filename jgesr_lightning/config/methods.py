@@ -17,8 +17,8 @@ from jgesr_lightning.config.written import Written
 from jgesr_lightning.links import check_levels, link_settings
 from jgesr_lightning.signatures import REQUIRED, Argument
 
-RESERVED = {"aggregator": ("name",), "channel": ("name", "noise")}
-"""Section -> what no setting of a part of one's own can be called."""
+RESERVED = {"aggregator": ("name",), "channel": ("name", "noise", "missing_rate")}
+"""Section that names a part with settings of its own -> its other keys, which no such setting can be called."""
 
 
 @functools.cache
@@ -35,7 +35,13 @@ def settings_model(method: str) -> type[Section]:
 @functools.cache
 def link_model(link: str) -> type[Section]:
     """Return the model of a link's settings; one of ours has none."""
-    return _model("channel", link, link_settings(link))
+    model = _model("channel", link, link_settings(link))
+    model.absent = f"; {names.label(link)} has no default for it"
+    return model
+
+
+MODELS = {"aggregator": settings_model, "channel": link_model}
+"""Section -> what makes the model of the settings of the part that it names."""
 
 
 def _model(section: str, part: str, told: Mapping[str, Argument]) -> type[Section]:
@@ -53,25 +59,26 @@ def _model(section: str, part: str, told: Mapping[str, Argument]) -> type[Sectio
     return model
 
 
+def part_settings(section: str, part: str) -> dict[str, Any]:
+    """Return the settings of a method or a link with their defaults; one without is None until it is given."""
+    fields = MODELS[section](part).model_fields
+    return {key: None if field.is_required() else field.default for key, field in fields.items()}
+
+
 def method_settings(method: str) -> dict[str, Any]:
     """Return the settings of a method with their defaults; one without a default is None until it is given."""
-    return _defaults(settings_model(method))
+    return part_settings("aggregator", method)
 
 
-def link_defaults(link: str) -> dict[str, Any]:
-    """Return the settings of a link with their defaults; one without a default is None until it is given."""
-    return _defaults(link_model(link))
-
-
-def refuse_unknown(settings: Iterable[str], method: str) -> None:
-    """Raise ValueError for a setting that the method does not have."""
-    known = settings_model(method).model_fields
+def refuse_unknown(section: str, settings: Iterable[str], part: str) -> None:
+    """Raise ValueError for a setting that the part does not have."""
+    known = MODELS[section](part).model_fields
     for key in settings:
         if key not in known:
-            name, options = names.label(method), ", ".join(known) or "none"
-            raise ValueError(
-                f"aggregator.{key} is no setting of {name}{nearest(key, [*known, 'name'])}; its settings: {options}"
-            )
+            keys = [*known, *RESERVED[section]]
+            hint = nearest(key, keys) or nearest(key, [f"{section}.{each}" for each in keys], cutoff=1.0)
+            options = ", ".join([*RESERVED[section][1:], *known]) or "none"
+            raise ValueError(f"{section}.{key} is no setting of {names.label(part)}{hint}; its settings: {options}")
 
 
 def checked_settings(method: str, settings: dict[str, Any]) -> dict[str, Any]:
@@ -83,7 +90,7 @@ def checked_settings(method: str, settings: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: an unknown setting, or a value that cannot be used.
     """
-    refuse_unknown(settings, method)
+    refuse_unknown("aggregator", settings, method)
     values = _filled(settings_model(method), settings)
     if names.is_builtin("aggregators", method) and values == aggregator_settings(method):
         return values
@@ -103,17 +110,9 @@ def checked_link(link: str, noise: float, missing_rate: float, settings: Mapping
     Raises:
         ValueError: an unknown setting, a value that cannot be used, or noise that the link does not ask for.
     """
-    model = link_model(link)
-    for key in settings:
-        if key not in model.model_fields:
-            known = ["name", "noise", "missing_rate", *model.model_fields]
-            raise ValueError(f"unknown key channel.{key}{nearest(key, known)}; known: {', '.join(known)}")
+    refuse_unknown("channel", settings, link)
     check_levels(link, noise=noise, missing_rate=missing_rate)
-    return _filled(model, settings)
-
-
-def _defaults(model: type[Section]) -> dict[str, Any]:
-    return {key: None if field.is_required() else field.default for key, field in model.model_fields.items()}
+    return _filled(link_model(link), settings)
 
 
 def _filled(model: type[Section], settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from jgesr_lightning.identity import number_text
 from jgesr_lightning.reporting.runs import Run, differing, method_rank
 from jgesr_lightning.reporting.statistics import Difference, Mean, corrected, mean_of, paired
 from jgesr_lightning.reporting.tables import SETTING_WORDS, in_percent, seed_means
-from jgesr_lightning.reporting.text import shown
+from jgesr_lightning.reporting.text import part, shown
 from jgesr_lightning.summary import higher_is_better
 
 ROWS, COLUMNS = "data.kappa", "channel.noise"
@@ -285,7 +285,8 @@ def text(value: Any) -> str:
     """
     if value is None:
         return "none"
-    return number_text(float(value)) if isinstance(value, int | float) and not isinstance(value, bool) else shown(value)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number_text(float(value)) if number else shown(part(value))
 
 
 def _spot(runs: Mapping[str, Sequence[Run]], metric: str, baselines: Sequence[str]) -> Spot:

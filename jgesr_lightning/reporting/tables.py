@@ -30,11 +30,12 @@ SETTING_WORDS = {
     "local.batch_size": "batch size", "local.lr": "learning rate", "participation": "participation",
     "local.optimizer": "optimizer", "local.momentum": "momentum", "local.weight_decay": "weight decay",
     "local.clip_norm": "gradients clipped at norm", "local.schedule": "schedule of the learning rate",
-    "local.proximal_mu": "weight of the proximal term",
+    "local.proximal_mu": "weight of the proximal term", "channel.name": "link",
 }  # fmt: skip
 """The settings that readers ask for first, and what they are called."""
 TOLD_WHERE_OTHER = (
     "local.optimizer", "local.momentum", "local.weight_decay", "local.clip_norm", "local.schedule", "local.proximal_mu",
+    "channel.name",
 )  # fmt: skip
 """Those of them that are told where they are not the paper's."""
 MARKS = "†‡§¶#"
@@ -367,9 +368,14 @@ def protocol_text(shared: Mapping[str, Any]) -> str:
     unused |= {key for key, uses in USED_BY.items() if partition not in uses}
     unused |= set() if shared.get("data.planted") else {"data.planted", "data.groups"}
     unused |= set(TOLD_WHERE_OTHER) - different(shared).keys()
-    return ", ".join(
-        f"{word} {part(shared[key])}" for key, word in SETTING_WORDS.items() if key in shared and key not in unused
-    )
+    told = {word: shared[key] for key, word in SETTING_WORDS.items() if key in shared and key not in unused}
+    told |= {key.removeprefix("channel."): value for key, value in shared.items() if _of_a_link(key)}
+    return ", ".join(f"{word} {part(value)}" for word, value in told.items())
+
+
+def _of_a_link(key: str) -> bool:
+    """Whether a setting is one of a link of somebody's own; noise and missing rate stand in a table's columns."""
+    return key.startswith("channel.") and key != "channel.name"
 
 
 def over_seeds(counts: Iterable[int]) -> str:
