@@ -159,10 +159,10 @@ class OwnUplink(Uplink):
         Raises:
             ValueError: what comes out is no model.
         """
-        models = initial.expand(num_clients, -1)
-        received, mask = self(models, 1, None, models)
-        if not bool(torch.isfinite(received[mask]).all()):
-            raise ValueError(f"{self._head} makes the initial model NaN or infinite")
+        for client in range(num_clients):  # one by one: all at once may be more than a process can hold
+            received, mask = self(initial[None], 1, [client], initial[None])
+            if not bool(torch.isfinite(received[mask]).all()):
+                raise ValueError(f"{self._head} makes the initial model NaN or infinite")
 
     @torch.no_grad()
     def __call__(
@@ -182,7 +182,7 @@ class OwnUplink(Uplink):
                 "noise_std": float(self.noise_std),
                 "missing_rate": self.missing_rate,
             }
-            with seeding.drawing_from(seeding.derive(self.seed, seeding.CHANNEL, round, client)):
+            with seeding.drawing_from(seeding.derive(self.seed, seeding.CHANNEL, round, client), models.device):
                 try:
                     found = self.function(model, **{key: given[key] for key in self.named}, **self.settings)
                 except (Exception, SystemExit) as error:  # whatever somebody's function raises

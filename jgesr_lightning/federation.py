@@ -43,7 +43,7 @@ class Federation:
         own_variances = plan.layout.variances[plan.sharding.columns]
         self._variances = own_variances.nonzero().squeeze(1).to(plan.fabric.device)
         self._watch = Stopwatch(plan.fabric.device)
-        self._unsaved = Unsaved(plan.aggregator)
+        self._unsaved = Unsaved(plan.aggregator) if plan.fabric.is_global_zero else None
 
     def fresh_state(self) -> FederationState:
         """Return the state before round 1: everybody has the initial model."""
@@ -151,7 +151,7 @@ class Federation:
         except NonFiniteError:
             plan.aggregator.load_state(former)  # a checkpoint that is written now is one of the round before
             raise
-        if plan.fabric.is_global_zero:
+        if self._unsaved is not None:
             self._unsaved.look()
         if len(self._variances):  # the noise can have made a running variance negative
             for models in (aggregate.models, *([] if aggregate.own is None else [aggregate.own.rest])):
@@ -209,7 +209,7 @@ class Federation:
         if broken and self.plan.nonfinite == "raise":
             names = ", ".join(str(k) for k in broken)
             raise NonFiniteError(f"round {record.round}: the upload of client {names} is not finite (nonfinite=raise)")
-        record.metrics["dropped"] = float(len(broken))
+        record.metrics |= {"participants": float(present.sum()), "dropped": float(len(broken))}
         record.info["dropped_clients"] = broken
         return present
 

@@ -11,7 +11,7 @@ from torch import nn
 from jgesr_lightning.aggregators import aggregator_names
 from jgesr_lightning.callbacks.checkpoint import Checkpoint
 from jgesr_lightning.callbacks.files import ResultFiles
-from jgesr_lightning.federation import NonFiniteError
+from jgesr_lightning.federation import Federation, NonFiniteError
 from jgesr_lightning.measures import summarise
 from jgesr_lightning.records import remarks
 from jgesr_lightning.reporting.sources import Folder
@@ -556,8 +556,8 @@ def test_no_method_of_the_package_changes_what_no_checkpoint_has(method, caplog)
 
 @pytest.mark.parametrize("first", [True, False])
 def test_a_method_that_remembers_without_a_state_is_told_of_by_the_first_process(first, caplog, monkeypatch):
-    federation = small_federation(rounds=3)
-    kind = type(federation.plan.aggregator)
+    plan = small_federation(rounds=3).plan
+    kind = type(plan.aggregator)
 
     def aggregate(self, upload):
         self.former = upload.received.mean(0)
@@ -565,6 +565,6 @@ def test_a_method_that_remembers_without_a_state_is_told_of_by_the_first_process
 
     whole = kind.aggregate
     monkeypatch.setattr(kind, "aggregate", aggregate)
-    monkeypatch.setattr(type(federation.plan.fabric), "is_global_zero", first)
-    assert run(federation)[0] == "finished"
+    monkeypatch.setattr(type(plan.fabric), "is_global_zero", first)
+    assert run(Federation(plan))[0] == "finished"
     assert caplog.text.count("changes self.former from round to round but has no state()") == int(first)

@@ -176,7 +176,8 @@ def test_our_channel_has_no_settings_of_its_own():
     assert unknown in error_of("channel.nois=1")
     with pytest.raises(ConfigError, match=re.escape(unknown)):
         ChannelConfig(nois=1)
-    assert "did you mean 'channel.noise'?" in error_of("channel.snr=1")
+    for key, meant in (("snr", "channel.noise"), ("kappa", "data.kappa"), ("lr", "local.lr"), ("seed", "seed")):
+        assert f"channel.{key} is no setting of gaussian (did you mean '{meant}'?)" in error_of(f"channel.{key}=1")
     assert "did you mean 'gaussian'" in error_of("channel.name=gausian")
 
 
@@ -187,6 +188,15 @@ def test_levels_that_a_link_does_not_ask_for_are_refused():
     )
     lost = error_of("channel.name=./links.py:clean", "channel.noise=0", "channel.missing_rate=0.2")
     assert "channel.missing_rate is 0.2; clean takes no missing_rate" in lost
+
+
+@pytest.mark.usefixtures("own")
+def test_each_client_s_link_is_tried_by_itself(own):
+    seen = []
+    link = own("clean")
+    link.function = lambda model: seen.append(model) or model
+    link.try_out(torch.ones(4), 3)
+    assert [model.tolist() for model in seen] == [[1.0] * 4] * 3
 
 
 @pytest.mark.usefixtures("own")

@@ -173,21 +173,23 @@ def _check_key(key: str, where: str) -> None:
         raise ConfigError(f"{at}{key} is a section; give its keys: {', '.join(keys)}{more}")
     if key == "base":
         raise ConfigError("base belongs into a file")
+    hint = _elsewhere(key) or nearest(key, [*KEYS, *SECTIONS])
+    tops = [known for known in KEYS if "." not in known]
+    known = f"; known: {', '.join([*tops, *(f'{section}.*' for section in SECTIONS)])}" if not hint else ""
+    raise ConfigError(f"{at}unknown key {key!r}{hint}{known}")
+
+
+def _elsewhere(key: str) -> str:
+    """Return a hint at the key that is meant by a wrong one: what others call it, or in another section."""
+    leaf = key.rpartition(".")[2]
     elsewhere = [known for known in KEYS if known.rpartition(".")[2] == leaf]
     both = ""
     if leaf in set().union(*map(aggregator_settings, aggregator_names())):
         both = f" (did you mean {elsewhere[0]!r} or 'aggregator.{leaf}'?)" if elsewhere else ""
         elsewhere.append(f"aggregator.{leaf}")
-    hint = (
-        nearest(key, KEYS, cutoff=1.0)  # what others call it
-        or nearest(leaf, KEYS, cutoff=1.0)
-        or both
-        or nearest(key, elsewhere, cutoff=0.0)
-        or nearest(key, [*KEYS, *SECTIONS])
+    return (
+        nearest(key, KEYS, cutoff=1.0) or nearest(leaf, KEYS, cutoff=1.0) or both or nearest(key, elsewhere, cutoff=0.0)
     )
-    tops = [known for known in KEYS if "." not in known]
-    known = f"; known: {', '.join([*tops, *(f'{section}.*' for section in SECTIONS)])}" if not hint else ""
-    raise ConfigError(f"{at}unknown key {key!r}{hint}{known}")
 
 
 def _merge(layers: Sequence[Layer], stem: str) -> Config:
@@ -204,7 +206,7 @@ def _merge(layers: Sequence[Layer], stem: str) -> Config:
             own = {key.removeprefix(f"{section}."): value for key, value in own.items()}
             parts[section], settings[section] = part, {**_carried(section, settings[section], before, part), **own}
             if part in last[section][-1:] or not _is_gone(section, part):  # unless another one takes its place
-                refuse_unknown(section, settings[section], part)
+                refuse_unknown(section, settings[section], part, _elsewhere)
     name = given.get("name")
     named = not (name is None or (isinstance(name, Text) and name.is_null))
     given |= {f"{section}.{key}": value for section, own in settings.items() for key, value in own.items()}

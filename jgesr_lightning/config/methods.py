@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pydantic import create_model
@@ -70,13 +70,14 @@ def method_settings(method: str) -> dict[str, Any]:
     return part_settings("aggregator", method)
 
 
-def refuse_unknown(section: str, settings: Iterable[str], part: str) -> None:
-    """Raise ValueError for a setting that the part does not have."""
+def refuse_unknown(
+    section: str, settings: Iterable[str], part: str, elsewhere: Callable[[str], str] = lambda key: ""
+) -> None:
+    """Raise ValueError for a setting that the part does not have; `elsewhere` hints at keys of other sections."""
     known = MODELS[section](part).model_fields
     for key in settings:
         if key not in known:
-            keys = [*known, *RESERVED[section]]
-            hint = nearest(key, keys) or nearest(key, [f"{section}.{each}" for each in keys], cutoff=1.0)
+            hint = nearest(key, [*known, *RESERVED[section]]) or elsewhere(f"{section}.{key}")
             options = ", ".join([*RESERVED[section][1:], *known]) or "none"
             raise ValueError(f"{section}.{key} is no setting of {names.label(part)}{hint}; its settings: {options}")
 

@@ -25,8 +25,8 @@ def _shares(root: Path) -> Iterator[float]:
     """Yield the shares of the control groups that this process is in, in cores (Linux, cgroup-v2 and cgroup-v1)."""
     mounted = root / "sys" / "fs" / "cgroup"
     for line in _text(root / "proc" / "self" / "cgroup").splitlines():
-        _, controllers, group = line.split(":", 2)
-        if controllers not in ("", "cpu", "cpu,cpuacct", "cpuacct,cpu"):
+        _, controllers, group = (*line.split(":", 2), "", "")[:3]
+        if not group or "cpu" not in (controllers or "cpu").split(","):
             continue
         place = mounted / controllers if controllers else mounted
         inner = Path(group.lstrip("/"))

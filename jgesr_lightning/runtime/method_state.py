@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import logging
 import pickle
@@ -104,16 +105,21 @@ def copied(state: Any) -> Any:
 
 
 class Unsaved:
-    """Warns, once, of attributes in which a method without a `state` remembers something: no checkpoint has them."""
+    """Warns, once, of attributes in which a method without a `state` remembers something: no checkpoint has them.
+
+    It looks after the first two rounds alone: what a method holds may be large.
+    """
 
     def __init__(self, aggregator: Aggregator) -> None:
         self._aggregator = aggregator
         self._before = None if type(aggregator).state is not Aggregator.state else _marks(aggregator)
+        self._left = 2
 
     def look(self) -> None:
         """Warn if attributes are not what they were before the first round."""
-        if self._before is None:
+        if self._before is None or not self._left:
             return
+        self._left -= 1
         before, now = self._before, _marks(self._aggregator)
         names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
         if names:
@@ -129,7 +135,8 @@ class Unsaved:
 def _marks(aggregator: Aggregator) -> dict[str, int]:
     """Return for each attribute of a method's own a number that is another one once it was changed or replaced."""
     kept = vars(aggregator)
-    own = {name: value for name, value in kept.items() if name not in BASE}
+    cached = {name for name in kept if isinstance(getattr(type(aggregator), name, None), functools.cached_property)}
+    own = {name: value for name, value in kept.items() if name not in BASE | cached}
     own |= {name: value for group in ("_parameters", "_buffers", "_modules") for name, value in kept[group].items()}
     return {name: _mark(value) for name, value in own.items()}
 

@@ -133,7 +133,7 @@ def training(main: Callable[[Sequence[str]], int], workers: int, fork: bool = Tr
         here = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # what a fork could import
         return {**({"OMP_NUM_THREADS": "1"} if workers > 1 else {}), **environment(place), **here}
 
-    if not fork:
+    if not (fork and CAN_FORK):
         program = [sys.executable, "-m", "jgesr_lightning"]
         return programs(lambda cell: [*program, *train_arguments(cell, extra)], anew)
 

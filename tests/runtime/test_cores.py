@@ -43,6 +43,7 @@ QUOTA, PERIOD = (f"sys/fs/cgroup/cpu,cpuacct/docker/cpu.cfs_{name}_us" for name 
         ("5:cpu,cpuacct:/docker\n1:name=systemd:/\n", {QUOTA: "250000\n", PERIOD: "100000\n"}, 3),
         ("5:cpu,cpuacct:/docker\n", {QUOTA: "-1\n", PERIOD: "100000\n"}, 64),
         ("", {}, 64),
+        ("nothing known\n", {}, 64),
     ],
 )
 def test_the_smaller_of_cores_and_share_counts(machine, groups, files, expected):

@@ -1,5 +1,6 @@
 """A method's state as a checkpoint has it: all columns, from any number of processes, and what these have alike."""
 
+import functools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -110,6 +111,10 @@ class Forgetful(Aggregator):
         self.register_buffer("mean", torch.zeros(3))
         self.net = nn.Linear(2, 1)
 
+    @functools.cached_property
+    def made_once(self):
+        return 2.5
+
     def aggregate(self, upload):
         raise NotImplementedError
 
@@ -167,6 +172,7 @@ def test_a_method_that_remembers_without_a_state_is_named_once(caplog, name, act
         (Forgetful(), lambda method: None),
         (Forgetful(), lambda method: setattr(method, "warned", True)),
         (Forgetful(), lambda method: setattr(method, "pair", (0.5 + method.count + 1, None))),  # equal
+        (Forgetful(), lambda method: method.made_once),
         (Forgetful(), lambda method: method.tensor.sum() + method.net(torch.ones(2)) + method.array.sum()),
         (Remembering(), count_on),
     ],
