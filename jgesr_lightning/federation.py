@@ -124,11 +124,9 @@ class Federation:
             if plan.aggregator.own == "clean":  # what the client puts in has to be, too, also where it was lost
                 finite &= torch.isfinite(plan.collector.trained).all(1)
             lossy = sharding.any(not bool(mask.all()))
-            present = self._present(chosen, sharding.gather(finite).bool(), record)
-            if lossy:
-                present &= sharding.gather(mask.any(1)).bool()
-            record.metrics["participants"] = float(present.sum())
-            record.clients["participated"] = present.to(torch.float64).tolist()
+            finite = sharding.gather(finite).bool()
+            came = sharding.gather(mask.any(1)).bool() if lossy else torch.ones_like(finite)
+            present = self._present(chosen, finite, came, record)
             columns = sharding.to_columns(received)
             arrived = sharding.to_columns(mask) if lossy else None
         former = copied(plan.aggregator.state())  # what it gives away may be what it changes
@@ -200,16 +198,17 @@ class Federation:
         with self._watch.part("train"):
             return plan.engine.train(number, rows, start, deliver, lambda: bool(plan.stop), anchors)
 
-    def _present(self, chosen: Sequence[int], finite: Tensor, record: RoundRecord) -> Tensor:
-        """Return whose upload counts, (K,) bool, and note who was left out."""
+    def _present(self, chosen: Sequence[int], finite: Tensor, came: Tensor, record: RoundRecord) -> Tensor:
+        """Return whose upload counts, (K,) bool, and note who was left out; of some nothing came."""
         asked = torch.zeros(len(finite), dtype=torch.bool)
         asked[list(chosen)] = True
-        present = asked & finite
+        present = asked & finite & came
         broken = (asked & ~finite).nonzero().squeeze(1).tolist()
         if broken and self.plan.nonfinite == "raise":
             names = ", ".join(str(k) for k in broken)
             raise NonFiniteError(f"round {record.round}: the upload of client {names} is not finite (nonfinite=raise)")
         record.metrics |= {"participants": float(present.sum()), "dropped": float(len(broken))}
+        record.clients["participated"] = present.to(torch.float64).tolist()
         record.info["dropped_clients"] = broken
         return present
 

@@ -124,11 +124,19 @@ def number_text(value: float) -> str:
     return f"{value:.12g}"
 
 
+def over_link(data: str, link: str) -> str:
+    """Return the name of a data set, with that of a link which is none of ours.
+
+    >>> over_link("mnist", "gaussian"), over_link("mnist", "/home/me/links.py:bursts")
+    ('mnist', 'mnist over bursts')
+    """
+    return data if is_builtin("channels", link) else f"{label(data)} over {label(link)}"
+
+
 def cell_label(config: Mapping[str, Any]) -> str:
     """Return the text of a run's data set, link of one's own, noise level and, where there is one, missing rate."""
     data, missing = label(config["data"]["name"]), config["channel"]["missing_rate"]
-    link = config["channel"].get("name", "gaussian")
-    data = data if is_builtin("channels", link) else f"{data} over {label(link)}"
+    data = over_link(data, config["channel"].get("name", "gaussian"))
     return f"{data} s={number_text(config['channel']['noise'])}" + (
         f" missing={number_text(missing)}" if missing else ""
     )

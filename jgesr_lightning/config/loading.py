@@ -194,22 +194,20 @@ def _elsewhere(key: str) -> str:
 
 def _merge(layers: Sequence[Layer], stem: str) -> Config:
     """Merge the layers, fill in ``${...}``, and check the result."""
-    given: Layer = {}
-    settings: dict[str, Layer] = {section: {} for section in MODELS}
-    parts = {section: str(getattr(Config(), section).name) for section in MODELS}
-    last = {section: [str(layer[key]) for layer in layers if (key := f"{section}.name") in layer] for section in MODELS}
-    for layer in layers:
-        given |= {key: value for key, value in layer.items() if key in KEYS}
-        for section in MODELS:
-            before, part = parts[section], str(given.get(f"{section}.name", parts[section]))
-            own = {key: value for key, value in layer.items() if key not in KEYS and key.startswith(f"{section}.")}
-            own = {key.removeprefix(f"{section}."): value for key, value in own.items()}
-            parts[section], settings[section] = part, {**_carried(section, settings[section], before, part), **own}
-            if part in last[section][-1:] or not _is_gone(section, part):  # unless another one takes its place
-                refuse_unknown(section, settings[section], part, _elsewhere)
+    given = {key: value for layer in layers for key, value in layer.items() if key in KEYS}
+    parts = {section: str(given.get(f"{section}.name", getattr(Config(), section).name)) for section in MODELS}
+    for section in MODELS:
+        prefix, part, settings = f"{section}.", str(getattr(Config(), section).name), Layer()
+        for layer in layers:
+            before, part = part, str(layer.get(f"{prefix}name", part))
+            own = {key: value for key, value in layer.items() if key.startswith(prefix) and key not in KEYS}
+            settings = _carried(section, settings, before, part)
+            settings |= {key.removeprefix(prefix): value for key, value in own.items()}
+            if part == parts[section] or not _is_gone(section, part):  # unless another one takes its place
+                refuse_unknown(section, settings, part, _elsewhere)
+        given |= {f"{prefix}{key}": value for key, value in settings.items()}
     name = given.get("name")
     named = not (name is None or (isinstance(name, Text) and name.is_null))
-    given |= {f"{section}.{key}": value for section, own in settings.items() for key, value in own.items()}
     config = Config.read(_nested(_interpolated(given if named else given | {"name": Text(stem)}, parts)))
     if not named:
         config.model_fields_set.discard("name")

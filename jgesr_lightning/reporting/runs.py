@@ -10,8 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from jgesr_lightning.config import completed
-from jgesr_lightning.identity import CELL, condition, digest, flatten, method_label, protocol, rounded, seed_of
-from jgesr_lightning.names import is_builtin, label
+from jgesr_lightning.identity import (
+    CELL,
+    condition,
+    digest,
+    flatten,
+    method_label,
+    over_link,
+    protocol,
+    rounded,
+    seed_of,
+)
+from jgesr_lightning.names import is_builtin
 from jgesr_lightning.reporting.sources import UNREADABLE, Source, averaged
 from jgesr_lightning.reporting.text import part, shown
 
@@ -61,9 +71,7 @@ class Run:
         """Data set, with the link that is none of ours, noise level and missing rate."""
         flat = flatten(self.config)
         data, noise, missing = (flat[key] for key in CELL)
-        link = flat["channel.name"]
-        data = data if is_builtin("channels", link) else f"{label(data)} over {label(link)}"
-        return shown(data), rounded(float(noise)), rounded(float(missing))
+        return shown(over_link(data, flat["channel.name"])), rounded(float(noise)), rounded(float(missing))
 
     @cached_property
     def seed(self) -> tuple[Any, ...]:

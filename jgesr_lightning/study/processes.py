@@ -107,7 +107,7 @@ def programs(
     return start
 
 
-def training(main: Callable[[Sequence[str]], int], workers: int, fork: bool = True) -> Starter:
+def training(main: Callable[[Sequence[str]], int], workers: int, fork: bool = CAN_FORK) -> Starter:
     """Return what starts a cell as ``train`` would run it.
 
     Of cells that share the machine each has one process and one thread: what comes out does not depend on how many
@@ -133,7 +133,7 @@ def training(main: Callable[[Sequence[str]], int], workers: int, fork: bool = Tr
         here = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # what a fork could import
         return {**({"OMP_NUM_THREADS": "1"} if workers > 1 else {}), **environment(place), **here}
 
-    if not (fork and CAN_FORK):
+    if not fork:
         program = [sys.executable, "-m", "jgesr_lightning"]
         return programs(lambda cell: [*program, *train_arguments(cell, extra)], anew)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from jgesr_lightning.aggregators.base import Aggregator
+from jgesr_lightning.aggregators.fedavg import FedAvg
 from jgesr_lightning.runtime.method_state import StateError, Unsaved, gathered, restore
 from jgesr_lightning.runtime.sharding import Sharding
 from tests.aggregators.sharding import SharedSum
@@ -17,15 +17,12 @@ from tests.aggregators.sharding import SharedSum
 COLUMNS = 11
 
 
-class Keeper(Aggregator):
+class Keeper(FedAvg):
     column_state = ("a", "b", "absent")
 
     def __init__(self, kept):
         super().__init__()
         self.kept = kept
-
-    def aggregate(self, upload):
-        raise NotImplementedError
 
     def state(self):
         return self.kept
@@ -98,7 +95,7 @@ def test_rounding_does_not_make_processes_differ():
     on_all(2, lambda sharding: gathered(Keeper({"graph": torch.ones(3) * (1 + 1e-12 * sharding.rank)}), sharding))
 
 
-class Forgetful(Aggregator):
+class Forgetful(FedAvg):
     """Has no state; a round is what `act` does to it."""
 
     def __init__(self):
@@ -114,9 +111,6 @@ class Forgetful(Aggregator):
     @functools.cached_property
     def made_once(self):
         return 2.5
-
-    def aggregate(self, upload):
-        raise NotImplementedError
 
 
 class Remembering(Forgetful):
