@@ -12,7 +12,7 @@ PLACES = (os.environ.get("JGESR_DATA"), Path(__file__).resolve().parents[2] / "s
 MARKS = {"mnist": "MNIST/raw/train-images-idx3-ubyte", "cifar10": "cifar10.tgz"}
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background inherits deaf ears for it
-settings.register_profile("repeatable", derandomize=True)  # new examples: --hypothesis-profile=default
+settings.register_profile("repeatable", derandomize=True, deadline=None)  # new examples: --hypothesis-profile=default
 settings.load_profile("repeatable")
 
 
