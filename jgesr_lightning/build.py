@@ -19,7 +19,7 @@ from jgesr_lightning.callbacks.files import ResultFiles
 from jgesr_lightning.callbacks.own import Plain
 from jgesr_lightning.callbacks.progress import Progress
 from jgesr_lightning.callbacks.wandb_log import WandbLog
-from jgesr_lightning.channel import OwnUplink, Uplink, build_uplink, noise_std_for
+from jgesr_lightning.channel import Downlink, OwnUplink, Uplink, build_uplink, noise_std_for
 from jgesr_lightning.client import ClientModule
 from jgesr_lightning.config import Config, ConfigError, to_dict
 from jgesr_lightning.data import FederatedDataModule
@@ -50,6 +50,7 @@ class Start:
         layout: order of the columns.
         initial: (d,) the initial model.
         uplink: the channel, the deviation of its noise fixed for the run.
+        downlink: the way back, likewise.
     """
 
     aggregator: Aggregator
@@ -57,6 +58,7 @@ class Start:
     layout: ParameterLayout
     initial: Tensor
     uplink: Uplink
+    downlink: Downlink
 
 
 @dataclass(frozen=True)
@@ -115,26 +117,30 @@ def start(config: Config, data: FederatedDataModule, device_type: str) -> Start:
     layout = ParameterLayout.of(net)
     initial = layout.flatten(net.state_dict())
     channel = config.channel
-    noise_std = noise_std_for(initial[: layout.num_parameters], channel.noise)
+    parameters = initial[: layout.num_parameters]
+    noise_std = noise_std_for(parameters, channel.noise)
+    down = config.downlink
+    downlink = Downlink(noise_std_for(parameters, down.noise), down.missing_rate, config.seed_of("channel"))
     try:
         uplink = build_uplink(
             channel.name, channel.settings, noise_std, channel.missing_rate, config.seed_of("channel")
         )
         if isinstance(uplink, OwnUplink):
-            _check_together(uplink, aggregator)
+            _check_together(uplink, aggregator, downlink)
             uplink.try_out(initial, config.clients)  # before any work
     except ValueError as error:
         raise ConfigError(error) from error
-    return Start(aggregator, net, layout, initial, uplink)
+    return Start(aggregator, net, layout, initial, uplink, downlink)
 
 
-def _check_together(link: OwnUplink, aggregator: Aggregator) -> None:
-    """Raise ValueError for a method that cannot work over a link of somebody's own."""
+def _check_together(link: OwnUplink, aggregator: Aggregator, downlink: Downlink) -> None:
+    """Raise ValueError for a method, or a way back, that does not go with a link of somebody's own."""
     what, name = label(link.name), aggregator.name
-    if aggregator.own == "clean" and "previous" in link.named:
+    doubts = {"own=clean": aggregator.own == "clean", "a downlink that is not perfect": not downlink.is_perfect}
+    for doubt in (words for words, holds in doubts.items() if holds and "previous" in link.named):
         raise ValueError(
-            f"channel.name is {what!r}, which asks for `previous`; with own=clean the server does not know what a "
-            "client goes on from"
+            f"channel.name is {what!r}, which asks for `previous`; with {doubt} the server does not know what a client "
+            "goes on from"
         )
     if "noise_std" in aggregator.needs and link.known_noise(1) is None:
         raise ValueError(
@@ -225,6 +231,7 @@ def round_plan(
         collector=orchestrator,
         engine=engine,
         uplink=begin.uplink,
+        downlink=begin.downlink,
         aggregator=aggregator,
         sharding=sharding,
         layout=begin.layout,

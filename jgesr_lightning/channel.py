@@ -1,4 +1,4 @@
-"""The uplink: what the clients send arrives noisy and with entries missing.
+"""The uplink: what the clients send arrives noisy and with entries missing; so may what they are sent (`Downlink`).
 
 The channel of arXiv 2505.11648: ``received = M * X + N`` with ``N_kj ~ N(0, sigma_k^2)`` and ``M`` in {0, 1}.
 """
@@ -116,6 +116,32 @@ class Uplink:
         if self.noise_std.ndim == 1 and any(client >= len(self.noise_std) for client in ids):
             raise ValueError(f"client {max(ids)} sent its model, but noise_std has {len(self.noise_std)} entries")
         return ids
+
+
+class Downlink:
+    """Bring the clients what the server sends: the same channel the other way, with draws of its own.
+
+    Args:
+        noise_std: standard deviation of the noise, one for all clients; >= 0.
+        missing_rate: probability that an entry does not arrive, in [0, 1).
+        seed: seed of the channel.
+    """
+
+    def __init__(self, noise_std: float = 0.0, missing_rate: float = 0.0, seed: int = 0) -> None:
+        self._channel = Uplink(noise_std, missing_rate, seeding.derive(seed, seeding.DOWNLINK))
+        self.is_perfect = noise_std == 0 and missing_rate == 0
+
+    def __call__(self, sent: Tensor, held: Tensor, round: int, clients: Sequence[int]) -> Tensor:
+        """Return what the clients have of `sent` after round `round`: a lost entry stays as they hold it.
+
+        Args:
+            sent: (K, d), one row a client; never modified.
+            held: (K, d) what each has until then.
+            round: round number.
+            clients: global numbers of the clients whose rows these are.
+        """
+        arrived, mask = self._channel(sent, round, clients)
+        return torch.where(mask, arrived, held)
 
 
 class OwnUplink(Uplink):

@@ -291,9 +291,11 @@ def _drive(
 def _announce(config: Config, folder: Path, launch: Launch, plan: RoundPlan, reason: str) -> None:
     method, data, network = (label(part.name) for part in (config.aggregator, config.data, config.model))
     link = "" if is_builtin("channels", config.channel.name) else f"link {label(config.channel.name)}, "
+    down = config.downlink
+    back = "" if plan.downlink.is_perfect else f"downlink noise {down.noise:g}, missing {down.missing_rate:g}, "
     say(
         f"{method} on {data}: {config.clients} clients, {config.rounds} rounds, "
-        f"{link}noise {config.channel.noise:g}, missing {config.channel.missing_rate:g}, seed {config.seed}; "
+        f"{link}noise {config.channel.noise:g}, missing {config.channel.missing_rate:g}, {back}seed {config.seed}; "
         f"{network} of {plan.layout.size:,} parameters"
     )
     say(f"{launch.world_size} x {launch.accelerator}, engine {plan.engine.name} ({reason}); results go to {folder}")

@@ -64,7 +64,7 @@ class Federation:
         plan.fabric.call("on_federation_start", plan=plan, state=state)
         if plan.aggregator.start != "own":  # a checkpoint may hold them for other ends
             state.own = None
-        if plan.aggregator.own != "clean":
+        if plan.aggregator.own != "clean" and plan.downlink.is_perfect:
             state.believed = None
         # what the server sent last, by columns; kept beside the rows, so that no round moves it twice
         previous = plan.sharding.to_columns(state.models if state.believed is None else state.believed)
@@ -78,7 +78,7 @@ class Federation:
                 break
             record, aggregate = outcome
             previous = aggregate.models
-            state.models = self._made_of(aggregate, state)
+            state.models = self._made_of(aggregate, state, record)
             state.round = record.round
             if plan.aggregator.start == "own":
                 state.own = plan.collector.trained.clone()
@@ -90,18 +90,30 @@ class Federation:
         plan.fabric.call("on_federation_end", plan=plan, state=state, status=status)
         return status
 
-    def _made_of(self, aggregate: Aggregate, state: FederationState) -> Tensor:
+    def _made_of(self, aggregate: Aggregate, state: FederationState, record: RoundRecord) -> Tensor:
         """Return what this process's clients make of what they are sent; note what the server takes that to be."""
         plan, own = self.plan, aggregate.own
         sent = plan.sharding.to_rows(aggregate.models)
+        if own is not None or not plan.downlink.is_perfect:
+            state.believed = sent
         if own is None:
-            return sent
-        state.believed = sent
-        rest, trained = plan.sharding.to_rows(own.rest), plan.collector.trained
+            return self._delivered(sent, state, record)
+        rest, trained = self._delivered(plan.sharding.to_rows(own.rest), state, record), plan.collector.trained
         weights = own.weights[:, plan.sharding.clients].T.to(rest)
         if weights.shape[1] > 1:
             weights = weights.repeat_interleave(torch.tensor(plan.layout.layers, device=rest.device), 1)
         return torch.where(weights.isnan(), state.models, weights * trained + (1 - weights) * rest)
+
+    def _delivered(self, sent: Tensor, state: FederationState, record: RoundRecord) -> Tensor:
+        """Return what reaches this process's clients; who took no part is sent nothing, what is lost stays as it is."""
+        plan, clients, trained = self.plan, self.plan.sharding.clients, self.plan.collector.trained
+        if plan.downlink.is_perfect:
+            return sent
+        held = torch.where(torch.isfinite(trained), trained, state.models)
+        received = plan.downlink(sent, held, record.round, clients)
+        received = torch.where(plan.layout.variances.to(received.device), received.clamp(min=0), received)
+        took_part = torch.tensor(record.clients["participated"], device=received.device)[clients, None].bool()
+        return torch.where(took_part, received, state.models)
 
     def _stopping(self) -> bool:
         return self.plan.sharding.any(bool(self.plan.stop))

@@ -10,7 +10,7 @@ from lightning.fabric import Fabric
 from torch import Tensor
 
 from jgesr_lightning.aggregators.base import Aggregator
-from jgesr_lightning.channel import Uplink
+from jgesr_lightning.channel import Downlink, Uplink
 from jgesr_lightning.layout import ParameterLayout
 from jgesr_lightning.orchestrator import RoundOrchestrator
 from jgesr_lightning.runtime.sharding import Sharding
@@ -43,6 +43,7 @@ class RoundPlan:
         seed: seed of who takes part, and of what the method draws.
         stop: tells when to end early.
         groups: planted group of each client, which graphs are scored against; empty where there are none.
+        downlink: what brings the clients what the server sends.
     """
 
     fabric: Fabric
@@ -63,6 +64,7 @@ class RoundPlan:
     seed: int = 0
     stop: StopRequest = field(default_factory=StopRequest)
     groups: Sequence[int] = ()
+    downlink: Downlink = field(default_factory=Downlink)
 
     def participants(self, round_number: int) -> list[int]:
         """Return the clients that take part in a round, ascending; a function of the seed and the round alone."""

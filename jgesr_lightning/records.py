@@ -17,7 +17,7 @@ class RoundRecord:
 
     Attributes:
         round: 0 is before any training.
-        metrics: one number a name. ``accuracy/received*`` is measured on what the server sends after the round,
+        metrics: one number a name. ``accuracy/received*`` is measured on what clients receive after the round,
             ``accuracy/trained*`` on what clients hold after local training, before the uplink.
         clients: one list of K numbers a name.
         info: the aggregation's diagnostics.
@@ -41,7 +41,7 @@ class FederationState:
         layer_graphs: round -> (layers, K, K), where the method learns one graph a layer.
         own: (clients of this process, d) what the clients had trained last, where their training goes on from that.
         believed: (clients of this process, d) what the server takes `models` to be, where it cannot know them since
-            clients put in models of their own.
+            clients put in models of their own, or lost some of what they were sent.
     """
 
     round: int

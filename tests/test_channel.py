@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jgesr_lightning.channel import Uplink, noise_std_for
+from jgesr_lightning.channel import Downlink, Uplink, noise_std_for
 
 D = 10**6
 
@@ -177,3 +177,20 @@ def test_same_numbers_on_the_gpu():
     assert on_gpu.is_cuda and gpu_mask.is_cuda
     assert torch.equal(mask, gpu_mask.cpu())
     torch.testing.assert_close(on_gpu.cpu(), received, rtol=0, atol=1e-7)
+
+
+def test_the_way_back_has_its_own_noise_and_what_it_loses_stays():
+    sent, held, clients = models_of(2, D), models_of(2, D).neg(), [3, 7]
+    received = Downlink(0.5, 0.2, seed=4)(sent, held, 2, clients)
+    kept = received == held
+    assert float(kept.double().mean()) == pytest.approx(0.2, abs=0.002)
+    noise = (received - sent)[~kept].double()
+    assert float(noise.std()) == pytest.approx(0.5, rel=0.01) and abs(float(noise.mean())) < 0.002
+    up, mask = Uplink(0.5, 0.2, seed=4)(sent, 2, clients)
+    both = ~kept & mask
+    assert abs(float(torch.corrcoef(torch.stack([noise[both[~kept]], (up - sent)[both].double()]))[0, 1])) < 0.01
+    assert float(both.double().mean()) == pytest.approx(0.64, abs=0.002)  # what each loses is independent
+    for row, client in enumerate(clients):  # whichever others are sent theirs with it
+        alone = Downlink(0.5, 0.2, seed=4)(sent[row : row + 1], held[row : row + 1], 2, [client])
+        assert torch.equal(alone[0], received[row])
+    assert Downlink().is_perfect and not Downlink(0.1).is_perfect and not Downlink(0, 0.1).is_perfect

@@ -11,6 +11,7 @@ from torch import nn
 from jgesr_lightning.aggregators import aggregator_names
 from jgesr_lightning.callbacks.checkpoint import Checkpoint
 from jgesr_lightning.callbacks.files import ResultFiles
+from jgesr_lightning.channel import Downlink
 from jgesr_lightning.federation import Federation, NonFiniteError
 from jgesr_lightning.measures import summarise
 from jgesr_lightning.records import remarks
@@ -546,6 +547,84 @@ def test_a_client_whose_training_broke_starts_from_what_was_sent():
     start, anchors = federation._ends(state)
     assert torch.equal(start[1], state.models[1]) and torch.equal(start[0], own[0])
     assert torch.equal(anchors, state.models)
+
+
+def watched(federation, *, seen):
+    """Let what the method is given and makes be noted in `seen`, round by round."""
+    whole = federation.plan.aggregator.forward
+
+    def forward(received, *arguments, previous, **keywords):
+        out = whole(received, *arguments, previous=previous, **keywords)
+        seen.append((out, previous.clone(), federation.plan.collector.trained.clone()))
+        return out
+
+    federation.plan.aggregator.forward = forward
+
+
+@pytest.mark.parametrize(("method", "settings"), [("fedavg", {}), ("cfl", {}), ("fedamp", {}), ("jgesr", {})])
+def test_what_comes_down_is_noisy_and_lost_entries_stay(method, settings):
+    """Entry by entry: what arrives, what stays as trained, and who took no part; the server knows what it sent."""
+    down, seen, recorder = Downlink(0.3, 0.4, seed=5), [], Recorder()
+    federation = small_federation(
+        [recorder], method=method, settings=settings, rounds=4, participation=0.75, downlink=down
+    )
+    watched(federation, seen=seen)
+    _, state = run(federation)
+    alike, after = 0, federation.plan.initial.expand(4, -1)
+    for number, (out, _, trained) in enumerate(seen, start=1):
+        chosen, before = federation.plan.participants(number), after
+        arrived, mask = down._channel(out.models, number, range(4))
+        after = torch.empty_like(before)
+        for k, column in itertools.product(range(4), range(out.models.shape[1])):
+            source = before if k not in chosen else arrived if mask[k, column] else trained
+            after[k, column] = source[k, column]
+            alike += int(source is trained)
+        if federation.plan.aggregator.start != "own":
+            held = recorder.sent[number + 1] if number < 4 else state.models
+            assert torch.equal(held, after)
+    assert torch.equal(state.models, after) and alike > 10
+    for (out, _, _), (_, previous, _) in itertools.pairwise(seen):
+        assert torch.equal(previous, out.models)
+
+
+def test_training_alone_needs_no_way_back():
+    common = {"method": "local", "settings": {"own": "clean"}, "rounds": 3}
+    _, without = run(small_federation(**common))
+    _, over = run(small_federation(downlink=Downlink(2.0, 0.5), **common))
+    assert torch.equal(over.models, without.models)
+
+
+def test_the_way_back_makes_no_variance_negative():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    federation = small_federation(noise=0, net=net, rounds=1, downlink=Downlink(40.0))
+    _, state = run(federation)
+    assert float(state.models[:, federation.plan.layout.variances].min()) == 0, "this way back does no harm"
+    assert float(state.models.min()) < -1
+
+
+def test_a_broken_entry_that_was_lost_on_both_ways_is_not_kept():
+    federation = small_federation(missing_rate=0.5, rounds=1, downlink=Downlink(0, 0.99))
+    _, arrived = federation.plan.uplink(federation.plan.initial.expand(4, -1), 1)
+    broken = int((~arrived[:, 1]).nonzero()[0])
+    break_client(federation, broken, rounds=(1,))
+    _, state = run(federation)
+    assert state.records[1].clients["participated"][broken]
+    assert torch.equal(state.models[broken, 1], federation.plan.initial[1])
+
+
+@pytest.mark.parametrize("method", ["fedavg", "cfl", "fedamp"])
+def test_a_resumed_run_over_an_imperfect_way_back_ends_with_the_same_bits(tmp_path, method):
+    common = {"method": method, "missing_rate": 0.2, "participation": 0.75, "downlink": Downlink(0.1, 0.3)}
+    _, straight = run(small_federation(rounds=6, **common))
+    run(small_federation([Checkpoint(tmp_path, 1, {}, keep_trained=method == "fedamp")], rounds=3, **common))
+    second = small_federation(rounds=6, **common)
+    folder = checkpoint.newest(tmp_path)
+    shared = checkpoint.read_shared(folder)
+    state = checkpoint.load(folder, shared, second.plan.sharding, torch.device("cpu"))
+    second.plan.aggregator.load_state(shared["aggregator"])
+    assert second.run(state) == "finished"
+    assert torch.equal(state.models, straight.models) and torch.equal(state.believed, straight.believed)
 
 
 @pytest.mark.parametrize("method", aggregator_names())

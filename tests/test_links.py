@@ -281,6 +281,10 @@ def test_methods_are_told_what_is_known_of_the_noise(tmp_path, capsys, own):
     path = write_config(tmp_path, rounds=1, aggregator={"name": "jgesr", "own": "clean"})
     assert cli.main(["train", str(path), "channel.noise=0", f"channel.name={tmp_path}/links.py:silent"]) == 2
     assert "which asks for `previous`; with own=clean" in capsys.readouterr().err
+    path = write_config(tmp_path, rounds=1, aggregator={"name": "fedavg"})
+    command = ["train", str(path), "channel.noise=0", f"channel.name={tmp_path}/links.py:silent"]
+    assert cli.main([*command, "downlink.missing_rate=0.1"]) == 2
+    assert "which asks for `previous`; with a downlink that is not perfect" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("own")
@@ -296,6 +300,17 @@ def test_a_link_that_was_moved_is_named_anew_over_its_run_s_file(tmp_path):
 def test_a_link_of_one_s_own_is_not_the_paper_s_experiment():
     assert is_papers({"clients": 20, "channel.name": "gaussian"})
     assert not is_papers({"clients": 20, "channel.name": "/home/me/links.py:bursts"})
+    assert not is_papers({"clients": 20, "downlink.noise": 0.1}) and is_papers({"clients": 20, "downlink.noise": 0.0})
+
+
+def test_a_downlink_is_said_and_told_in_tables(tmp_path, capsys):
+    path = write_config(tmp_path, rounds=1)
+    assert cli.main(["train", str(path), "downlink.noise=0.2", "downlink.missing_rate=0.1"]) == 0
+    assert "downlink noise 0.2, missing 0.1, seed" in capsys.readouterr().err
+    assert cli.main(["table", str(tmp_path / "runs")]) == 0
+    assert "noise of the downlink 0.2, missing rate of the downlink 0.1" in capsys.readouterr().out
+    assert cli.main(["train", str(path), "downlink.missing_rate=1"]) == 2
+    assert "downlink.missing_rate" in capsys.readouterr().err
 
 
 @pytest.mark.processes

@@ -28,6 +28,7 @@ VARIANTS = {
     "jgesr": ["aggregator.name=jgesr"],
     "jgesr_layer": ["aggregator.name=jgesr", "aggregator.graph_scope=layer"],
     "jgesr_float32": ["aggregator.name=jgesr", "channel.missing_rate=0.1", "runtime.precision=32-true"],
+    "cfl_down": ["aggregator.name=cfl", *SETTINGS["cfl"], "downlink.noise=0.3", "downlink.missing_rate=0.2"],
     **{
         f"{name}_missing": [f"aggregator.name={name}", "channel.missing_rate=0.1", *SETTINGS.get(name, [])]
         for name in aggregator_names()

@@ -25,7 +25,7 @@ PartitionTable = tuple[list[str], list[list[Any]]]
 """Columns and rows of the table of clients x classes."""
 
 PROTOCOL = (
-    "accuracy/received: each client's local test accuracy of the model the server sends it after the round; "
+    "accuracy/received: each client's local test accuracy of the model it receives after the round; "
     "accuracy/trained: of the client's own model after local training, before the uplink. "
     "Plain names are unweighted means over clients, _weighted ones weigh by test samples. "
     "The result is that of the last round."

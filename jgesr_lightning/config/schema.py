@@ -188,6 +188,15 @@ class ChannelConfig(PartSection):
         return self
 
 
+class DownlinkConfig(Section):
+    """The way back from the server to the clients; perfect, as the paper has it, unless told otherwise."""
+
+    noise: float = Field(0.0, ge=0)
+    """Level of its noise, as `channel.noise`."""
+    missing_rate: float = Field(0.0, ge=0, lt=1)
+    """Probability that an entry does not arrive, and stays as the client holds it."""
+
+
 class AggregatorConfig(PartSection):
     """The aggregation method at the server, with all its settings: what is not given is filled in."""
 
@@ -267,7 +276,7 @@ class SeedsConfig(Section):
     initial: Seed | None = None
     """The initial model."""
     channel: Seed | None = None
-    """Noise and missing entries."""
+    """Noise and missing entries, of the downlink, too."""
     batches: Seed | None = None
     """Order of the samples in local training."""
 
@@ -305,6 +314,7 @@ class Config(Section):
     model: ModelConfig = ModelConfig()
     local: LocalConfig = LocalConfig()
     channel: ChannelConfig = ChannelConfig()
+    downlink: DownlinkConfig = DownlinkConfig()
     aggregator: AggregatorConfig = AggregatorConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     runtime: RuntimeConfig = RuntimeConfig()

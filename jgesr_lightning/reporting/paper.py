@@ -28,6 +28,7 @@ _SETTINGS = {
     "data.kappa": 0.05, "data.fraction": 1.0, "data.test_share": 0.25, "local.epochs": 5, "local.lr": 0.01,
     "local.optimizer": "sgd", "local.momentum": 0.0, "local.weight_decay": 0.0, "local.clip_norm": None,
     "local.schedule": "constant", "local.proximal_mu": None, "channel.name": "gaussian",
+    "downlink.noise": 0.0, "downlink.missing_rate": 0.0,
 }  # fmt: skip
 """What the paper (section 5) says about all runs. Batch size, widths and the baselines' settings it leaves open."""
 

@@ -31,11 +31,12 @@ SETTING_WORDS = {
     "local.optimizer": "optimizer", "local.momentum": "momentum", "local.weight_decay": "weight decay",
     "local.clip_norm": "gradients clipped at norm", "local.schedule": "schedule of the learning rate",
     "local.proximal_mu": "weight of the proximal term", "channel.name": "link",
+    "downlink.noise": "noise of the downlink", "downlink.missing_rate": "missing rate of the downlink",
 }  # fmt: skip
 """The settings that readers ask for first, and what they are called."""
 TOLD_WHERE_OTHER = (
     "local.optimizer", "local.momentum", "local.weight_decay", "local.clip_norm", "local.schedule", "local.proximal_mu",
-    "channel.name",
+    "channel.name", "downlink.noise", "downlink.missing_rate",
 )  # fmt: skip
 """Those of them that are told where they are not the paper's."""
 MARKS = "†‡§¶#"
