@@ -22,12 +22,10 @@ class DamagedSummaryError(ValueError):
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """Return the summary of the run in `folder`, empty where there is none.
-
-    It has a known status, and its config and last values, where it has any, are mappings.
+    """Return the `checked` summary of the run in `folder`, empty where there is none.
 
     Raises:
-        DamagedSummaryError: there is one, but it is none that a run wrote.
+        DamagedSummaryError: there is one, but it cannot be read, or is none that a run wrote.
     """
     path = folder / FILE
     try:
@@ -37,6 +35,15 @@ def read_summary(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
         raise DamagedSummaryError(f"{FILE} cannot be read ({reason.splitlines()[0]})") from None
+    return checked(found)
+
+
+def checked(found: Any) -> dict[str, Any]:
+    """Return what was read as a summary, if its status is a known one and config and last values are mappings.
+
+    Raises:
+        DamagedSummaryError: it is none that a run wrote.
+    """
     if not isinstance(found, dict):
         raise DamagedSummaryError(f"{FILE} holds no summary")
     if found.get("status") not in STATUSES:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,11 @@ from jgesr_lightning.checks import nearest
 from jgesr_lightning.config import ConfigError
 from jgesr_lightning.identity import digest, flatten
 from jgesr_lightning.names import label, word
-from jgesr_lightning.reporting.runs import Run, read_summary
+from jgesr_lightning.reporting.runs import Run, finished_run
 from jgesr_lightning.reporting.sources import UNREADABLE, Folder, damage
 from jgesr_lightning.reporting.store import stored_runs
 from jgesr_lightning.reporting.text import shown
-from jgesr_lightning.summary import data_digest
+from jgesr_lightning.summary import DamagedSummaryError, data_digest, read_summary
 
 _INNER = ("wandb", "checkpoint", "figures", "media")  # folders inside a run's folder; there, none holds another run
 
@@ -54,21 +53,18 @@ class Collection:
             raise ConfigError(f"no method {shown(given)!r}{nearest(given, known)}; known: {', '.join(sorted(known))}")
         return known[given]
 
+    @property
+    def titles(self) -> dict[str, str]:
+        """Label -> what tables and figures call that method, where it is not the label: what the study's file does.
 
-def titles(runs: Iterable[Run], names: Mapping[str, str]) -> dict[str, str]:
-    """Return label -> what tables and figures call that method, where it is not the label: what the study's file does.
-
-    A name that says nothing but what the label says, such as ``jgesr_uniform`` of ``jgesr (uniform)``, gives way to it;
-    so does one that is another method's label.
-
-    Args:
-        runs: those shown.
-        names: label -> what the study's file calls the method.
-    """
-    labels = {run.label for run in runs}
-    found = {of: shown(name, 60) for of, name in names.items() if of in labels and not _words(name) <= _words(of)}
-    taken = Counter([*labels, *found.values()])  # shortened, two names may be one
-    return {of: title for of, title in found.items() if taken[title] == 1}
+        A name that says nothing but what the label says, such as ``jgesr_uniform`` of ``jgesr (uniform)``, gives way to
+        it; so does one that is another method's label.
+        """
+        labels = {run.label for run in self.runs}
+        names = {of: name for of, name in self.names.items() if of in labels and not _words(name) <= _words(of)}
+        found = {of: shown(name, 60) for of, name in names.items()}
+        taken = Counter([*labels, *found.values()])  # shortened, two names may be one
+        return {of: title for of, title in found.items() if taken[title] == 1}
 
 
 def _words(text: str) -> set[str]:
@@ -88,55 +84,73 @@ def collect(roots: Iterable[str | Path], drawn: str | None = None) -> Collection
     Raises:
         ConfigError: a folder that is not there.
     """
+    found, keys = _found(roots)
     runs: dict[str, Run] = {}
     notes: list[str] = []
-    keys: dict[str, str] = {}
-    for found in _found(roots, notes, keys):
-        if isinstance(found, Run) and drawn is not None and (harm := damage(found.source, drawn, found.last_round)):
-            found = f"{found.name}: {harm}"
-        if isinstance(found, str):
-            notes.append(f"{shown(found)}; left out")
+    for run in found:
+        if isinstance(run, Run) and drawn is not None and (harm := damage(run.source, drawn, run.last_round)):
+            run = f"{run.name}: {harm}"
+        if isinstance(run, str):
+            notes.append(f"{shown(run)}; left out")
             continue
-        key = found.identity(exact=True)
+        key = run.identity(exact=True)
         former = runs.get(key)
         if former is not None:
-            newer, older = (found, former) if _age(found) >= _age(former) else (former, found)
-            places = [run.name if older.name != newer.name else shown(run.folder) for run in (older, newer)]
+            newer, older = (run, former) if _age(run) >= _age(former) else (former, run)
+            places = [one.name if older.name != newer.name else shown(one.folder) for one in (older, newer)]
             notes.append(f"{places[0]}: same settings and seed as {places[1]}, which is newer; left out")
-            found = newer
-        runs[key] = found
+            run = newer
+        runs[key] = run
     kept = sorted(runs.values(), key=lambda run: str(run.folder))
     times = Counter(keys.values())
     names = {of: key for of, key in keys.items() if key not in keys and times[key] == 1}
     return Collection(kept, notes + _coinciding(kept) + _of_other_data(kept) + _of_other_code(kept), list(keys), names)
 
 
-def _found(roots: Iterable[str | Path], notes: list[str], keys: dict[str, str]) -> Iterator[Run | str]:
-    """Yield every run, or its name and why it cannot be used; add the methods of studies to `keys`, in their order."""
+def _found(roots: Iterable[str | Path]) -> tuple[list[Run | str], dict[str, str]]:
+    """Return every run (or why one cannot be used, its name first), and label -> name of the methods of studies."""
+    runs: list[Run | str] = []
+    keys: dict[str, str] = {}
     seen: set[Path] = set()
     for root in map(Path, roots):
-        if root.is_file():
-            found, methods = stored_runs(root)
-            for of, key in methods.items():
-                keys.setdefault(of, key)
-            yield from found
-            continue
-        studies: dict[Path, dict[str, list[str]]] = {}  # folder of a study -> name of a method in its file -> labels
-        for folder in _run_folders(root, seen, notes):
-            if folder.parent not in studies:
-                studies[folder.parent] = {name: [] for name in _study_methods(folder.parent)}
-            run = _read(folder)
-            if isinstance(run, Run):
-                labels = studies[folder.parent]
-                # the longest: jgesr_uniform is no jgesr; between a method and the seed stand the values of a grid
-                name = max((name for name in labels if f"_{word(name)}_" in folder.name), key=len, default=None)
-                if name is not None and run.label not in labels[name]:
-                    labels[name].append(run.label)  # several where the grid is over a setting of the method
-            yield run if isinstance(run, Run) else f"{shown(folder.name)}: {run}"
-        for key, held in (item for labels in studies.values() for item in labels.items()):
-            name = key if " " in key else label(key)  # of a file's or a module's, the last word
-            for of in sorted(held, key=lambda of: of != name):
-                keys.setdefault(of, name if len(held) == 1 else of)
+        found, methods = stored_runs(root) if root.is_file() else _runs_below(root, seen)
+        runs += found
+        for of, key in methods.items():
+            keys.setdefault(of, key)
+    return runs, keys
+
+
+def _runs_below(root: Path, seen: set[Path]) -> tuple[list[Run | str], dict[str, str]]:
+    """Return of a folder what `stored_runs` returns of a file."""
+    runs: list[Run | str] = []
+    studies: dict[Path, dict[str, list[str]]] = {}  # folder of a study -> name of a method in its file -> labels
+    for folder in _run_folders(root, seen):
+        run = folder if isinstance(folder, str) else _read(folder)
+        runs.append(run)
+        if isinstance(run, Run):
+            if run.folder.parent not in studies:
+                studies[run.folder.parent] = {name: [] for name in _study_methods(run.folder.parent)}
+            labels = studies[run.folder.parent]
+            name = _study_name(run.folder.name, labels)
+            if name is not None and run.label not in labels[name]:
+                labels[name].append(run.label)  # several where the grid is over a setting of the method
+    keys: dict[str, str] = {}
+    for key, held in (item for labels in studies.values() for item in labels.items()):
+        name = key if " " in key else label(key)  # of a file's or a module's, the last word
+        for of in sorted(held, key=lambda of: of != name):
+            keys.setdefault(of, name if len(held) == 1 else of)
+    return runs, keys
+
+
+def _study_name(folder: str, names: Iterable[str]) -> str | None:
+    """Return which of a study's methods the run in a folder is of, by the folder's name.
+
+    It stands behind data set, noise level and missing rate; the values of a grid, which may be called like a method,
+    and the seed follow.
+    """
+    words = {name: word(name) for name in names}
+    found = [name for name, text in words.items() if re.search(rf"_s[^_]+(_m[^_]+)?_{re.escape(text)}_", folder)]
+    return max(found, key=lambda name: len(words[name]), default=None)  # the longest: jgesr_uniform is no jgesr
 
 
 def _study_methods(folder: Path) -> list[str]:
@@ -177,7 +191,7 @@ def _of_other_data(runs: Sequence[Run]) -> list[str]:
 
 def _of_other_code(runs: Sequence[Run]) -> list[str]:
     """Return a line for runs made with code of somebody's own that was changed between them."""
-    first: dict[tuple[str, Any], tuple[Any, Run]] = {}
+    first: dict[tuple[str, str], tuple[Any, Run]] = {}
     lines = []
     for run in runs:
         code = run.summary.get("code")
@@ -185,25 +199,21 @@ def _of_other_code(runs: Sequence[Run]) -> list[str]:
             continue
         settings = flatten(run.config)
         for key, held in code.items():
-            known, other = first.setdefault((key, settings.get(key)), (held, run))
+            part = shown(settings.get(key))
+            known, other = first.setdefault((key, part), (held, run))
             if held != known:
-                lines.append(
-                    f"{run.name}: {shown(settings[key])} is another than for {other.name}; its file changed in between"
-                )
+                lines.append(f"{run.name}: {part} is another than for {other.name}; its file changed in between")
     return lines
 
 
-def _run_folders(root: Path, seen: set[Path], notes: list[str]) -> Iterator[Path]:
-    """Yield the folders of runs, each once, through links too; say in `notes` what cannot be entered."""
-
-    def closed(error: OSError) -> None:
-        notes.append(f"{shown(error.filename)}: cannot be read ({shown(error.strerror)}); left out")
-
+def _run_folders(root: Path, seen: set[Path]) -> Iterator[Path | str]:
+    """Yield the folders of runs, each once, through links too; and what cannot be entered, with the reason."""
     if not root.is_dir():
         beside = [path.name for path in root.parent.glob("*") if path.exists()]
         raise ConfigError(f"no folder and no file {shown(root)}{nearest(root.name, beside)}")
     top = root.resolve()
-    for place, folders, files in os.walk(root, followlinks=True, onerror=closed):
+    closed: list[OSError] = []
+    for place, folders, files in os.walk(root, followlinks=True, onerror=closed.append):
         folder, real = Path(place), Path(place).resolve()
         if real in seen or real in top.parents:  # been there; or a link upwards, which would lead back here
             folders.clear()
@@ -212,25 +222,24 @@ def _run_folders(root: Path, seen: set[Path], notes: list[str]) -> Iterator[Path
         is_run = "summary.json" in files or "config.yaml" in files
         passed_over = _INNER if is_run else ()  # elsewhere a run may well be called so
         folders[:] = sorted(name for name in folders if name not in passed_over and not name.startswith("."))
-        notes += [
-            f"{shown(name)}: a link to a place that is not there; left out"
-            for name in sorted(files)
-            if not is_run and os.path.islink(folder / name) and not os.path.exists(folder / name)
-        ]
         if is_run:
             yield folder
+            continue
+        for name in sorted(files):
+            if os.path.islink(folder / name) and not os.path.exists(folder / name):
+                yield f"{name}: a link to a place that is not there"
+    yield from (f"{error.filename}: cannot be read ({error.strerror})" for error in closed)
 
 
 def _read(folder: Path) -> Run | str:
-    """Return the run of a folder, or why it cannot be used."""
-    path = folder / "summary.json"
-    if not path.is_file():
-        return "not finished (no summary.json)"
+    """Return the run of a folder, or its name and why it cannot be used."""
     try:
-        summary = json.loads(path.read_text(encoding="utf-8"))
-    except UNREADABLE as error:
-        return f"summary.json cannot be read ({type(error).__name__}: {error})"
-    return read_summary(folder, summary, Folder(folder))
+        summary = read_summary(folder)
+    except DamagedSummaryError as error:
+        return f"{folder.name}: {error}"
+    if not summary:
+        return f"{folder.name}: not finished (no summary.json)"
+    return finished_run(folder, summary, Folder(folder))
 
 
 def _age(run: Run) -> float:

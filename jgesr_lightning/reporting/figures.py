@@ -20,7 +20,7 @@ from jgesr_lightning.files import write_text
 from jgesr_lightning.paths import user_folder
 from jgesr_lightning.reporting import plots
 from jgesr_lightning.reporting.agg import Figure
-from jgesr_lightning.reporting.collection import titles
+from jgesr_lightning.reporting.collection import Collection
 from jgesr_lightning.reporting.comparisons import Dot, client_plot, dot_plot, forest_plot, go_on
 from jgesr_lightning.reporting.map_plot import caption, map_figure
 from jgesr_lightning.reporting.maps import Map, map_of
@@ -89,18 +89,19 @@ def draw(found: Findings) -> Iterator[Drawing]:
     lower case are one; each block of comparable runs after the first adds its number.
     """
     taken: set[str] = set()
-    runs, names = found.collection.runs, found.collection.names
-    styles = looks_of(runs, titles(runs, names))
-    plane = map_of(runs, found.metric, names=names)
+    runs = found.collection.runs
+    styles = looks_of(found.collection)
+    plane = map_of(runs, found.metric, names=found.collection.names)
     if plane.is_plane:
         yield from unique(map_drawings(plane), 1, taken)
     for number, (block, table) in enumerate(zip(blocks(runs), found.tables, strict=True), 1):
         yield from unique(draw_block(block, table, styles), number, taken)
 
 
-def looks_of(runs: Sequence[Run], called: Mapping[str, str]) -> Looks:
+def looks_of(collection: Collection) -> Looks:
     """Return how each method of some runs looks in their figures, by what it is called there."""
-    styles = plots.looks(sorted({run.label for run in runs}, key=method_rank))
+    styles = plots.looks(sorted({run.label for run in collection.runs}, key=method_rank))
+    called = collection.titles
     return {called.get(label, label): style for label, style in styles.items()}
 
 
@@ -438,8 +439,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise ConfigError(
             f"--only {' '.join(arguments.only)} matches none of the {len(captions)} figures, such as {drawing.name}"
         )
-    called = titles(found.collection.runs, found.collection.names)
-    if called:
+    if called := found.collection.titles:
         captions.append(f"Called as in the study's file: {told(called)}.\n")
     write_text(target / CAPTIONS, "\n".join(captions))  # of all: those of figures drawn before stay
     print(target / CAPTIONS)

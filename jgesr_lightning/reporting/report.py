@@ -19,7 +19,6 @@ from jgesr_lightning.arguments import CommandParser, first_line
 from jgesr_lightning.files import write_text
 from jgesr_lightning.paths import PathError, user_file
 from jgesr_lightning.reporting import plots
-from jgesr_lightning.reporting.collection import titles
 from jgesr_lightning.reporting.figures import Drawing, draw_block, looks_of, map_drawings, unique
 from jgesr_lightning.reporting.map import panel_grid, standings_grid
 from jgesr_lightning.reporting.maps import map_of
@@ -48,7 +47,7 @@ def page(found: Findings, target: Path) -> str:
     runs = found.collection.runs
     pictures = _Pictures(int(LIMIT * (1 - _FOR_RUNS)) - 600 * len(runs))
     taken: set[str] = set()
-    styles = looks_of(runs, titles(runs, found.collection.names))
+    styles = looks_of(found.collection)
     sections = []
     plane = map_of(runs, found.metric, names=found.collection.names)
     of_map: dict[str, Any] = {}

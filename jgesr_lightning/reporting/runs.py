@@ -24,6 +24,7 @@ from jgesr_lightning.identity import (
 from jgesr_lightning.names import is_builtin
 from jgesr_lightning.reporting.sources import UNREADABLE, Source, averaged
 from jgesr_lightning.reporting.text import part, shown
+from jgesr_lightning.summary import DamagedSummaryError, checked
 
 SCHEMA = 1
 EVALUATED = "accuracy/received"
@@ -136,33 +137,25 @@ class Run:
         return digest({"condition": settings, "seed": self.seed}, 32)
 
 
-def read_summary(folder: Path, summary: Any, source: Source) -> Run | str:
-    """Return the finished run of a summary, or why it cannot be used."""
+def finished_run(folder: Path, summary: Any, source: Source) -> Run | str:
+    """Return the finished run of a summary, or its name and why it cannot be used."""
     try:
-        _need(summary, "status", "schema")
-        status, schema = summary["status"], summary["schema"]
+        status, schema = checked(summary)["status"], summary.get("schema")
         if schema != SCHEMA:
-            return f"summary.json has format {schema}, this program reads {SCHEMA}"
+            return f"{folder.name}: summary.json has format {schema}, this program reads {SCHEMA}"
         if status != "finished":
             reason = f" ({summary['reason']})" if summary.get("reason") else ""
-            return f"{status}{reason} after round {summary.get('rounds_done')} of {summary.get('rounds')}"
-        _need(summary, "last", "config")
+            done = f"after round {summary.get('rounds_done')} of {summary.get('rounds')}"
+            return f"{folder.name}: {status}{reason} {done}"
         summary = {**summary, "config": completed(summary["config"])}  # an older run has not all of today's settings
         run = Run(folder, summary, source)
         _ = run.label, run.column, hash(run.seed), run.protocol, run.identity(), run.identity(exact=True)
         _check_numbers(summary)
+    except DamagedSummaryError as error:
+        return f"{folder.name}: {error}"
     except UNREADABLE as error:
-        return f"summary.json cannot be read ({type(error).__name__}: {error})"
+        return f"{folder.name}: summary.json cannot be read ({type(error).__name__}: {error})"
     return run
-
-
-def _need(summary: Any, *keys: str) -> None:
-    """Raise ValueError where a summary is no mapping or lacks a key."""
-    if not isinstance(summary, dict):
-        raise ValueError(f"it holds {shown(summary, 40)!r}, not a summary")
-    for key in keys:
-        if key not in summary:
-            raise ValueError(f"it has no {key}")
 
 
 def _check_numbers(summary: dict[str, Any]) -> None:

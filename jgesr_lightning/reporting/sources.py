@@ -19,6 +19,8 @@ from jgesr_lightning.checks import is_count
 Array = NDArray[np.float64]
 Held = tuple[Sequence[str], Array]
 """Names of the classes, and (K, classes) samples of each that each client holds."""
+History = tuple[list[int], list[float]]
+"""Rounds, and a metric's value after each."""
 
 UNREADABLE = (
     ValueError, LookupError, TypeError, AttributeError, ArithmeticError, OSError, EOFError, RuntimeError, MemoryError,
@@ -42,20 +44,25 @@ class Source(Protocol):
     def last_graph(self) -> tuple[int, Array] | None:
         """Return the last kept graph and its round."""
 
-    def metrics(self) -> list[str]:
-        """Return the names of the metrics that have a history."""
-        return [name for name in self.columns() if name != "round"]
-
-    def history(self, metric: str) -> tuple[list[int], list[float]] | None:
+    def history(self, metric: str) -> History | None:
         """Return rounds and values of a metric, NaN where it was not measured."""
+        return _history(self.columns(), metric)
+
+    def curves(self) -> dict[str, History]:
+        """Return name -> history of the metrics of `CURVES`."""
         columns = self.columns()
-        if metric == "round" or not columns.get(metric):
-            return None
-        rounds = [int(number) for number in columns["round"]]
-        values = [float("nan") if value in (None, "") else float(value) for value in columns[metric]]
-        if len(rounds) != len(values):
-            raise ValueError(f"{metric} has {len(values)} values for {len(rounds)} rounds")
-        return rounds, values
+        named = {name: _history(columns, name) for name in columns if name.startswith(CURVES)}
+        return {name: history for name, history in named.items() if history is not None}
+
+
+def _history(columns: Mapping[str, Sequence[Any]], metric: str) -> History | None:
+    if metric == "round" or not columns.get(metric):
+        return None
+    rounds = [int(number) for number in columns["round"]]
+    values = [float("nan") if value in (None, "") else float(value) for value in columns[metric]]
+    if len(rounds) != len(values):
+        raise ValueError(f"{metric} has {len(values)} values for {len(rounds)} rounds")
+    return rounds, values
 
 
 @dataclass(frozen=True)
@@ -137,16 +144,11 @@ def averaged(metric: str) -> tuple[str, int]:
     return (name, int(count)) if is_count(count) and int(count) > 0 else (metric, 1)
 
 
-def curve_names(source: Source) -> list[str]:
-    """Return the names of the `CURVES` of a run."""
-    return [name for name in source.metrics() if name.startswith(CURVES)]
-
-
 def damage(source: Source, metric: str, last_round: int) -> str | None:
     """Return which of the files that figures are drawn from cannot be read, and why; None where all can."""
     name = "metrics.csv"
     try:
-        curves = [source.history(curve) for curve in (averaged(metric)[0], *curve_names(source))]
+        curves = [*source.curves().values(), source.history(averaged(metric)[0])]
         ends = {curve[0][-1] for curve in curves if curve is not None}
         name = "partition.csv"
         held = source.class_counts()

@@ -21,8 +21,8 @@ from jgesr_lightning.config import ConfigError
 from jgesr_lightning.files import write_bytes
 from jgesr_lightning.identity import flatten
 from jgesr_lightning.paths import PathError, user_file
-from jgesr_lightning.reporting.runs import Run, read_summary
-from jgesr_lightning.reporting.sources import UNREADABLE, Array, Held, Source, curve_names, square
+from jgesr_lightning.reporting.runs import Run, finished_run
+from jgesr_lightning.reporting.sources import UNREADABLE, Array, Held, Source, square
 from jgesr_lightning.reporting.text import shown
 
 if TYPE_CHECKING:  # it reads such files
@@ -57,8 +57,7 @@ def store(collection: Collection, path: Path) -> None:
 
 def _row(run: Run, settings: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
     row: dict[str, Any] = {"name": run.name, "settings": settings, "summary": dict(summary)}
-    curves = {name: history for name in curve_names(run.source) if (history := run.source.history(name)) is not None}
-    if curves:
+    if curves := run.source.curves():
         row["curves"] = {"round": next(iter(curves.values()))[0]}
         row["curves"] |= {name: [_rounded(value) for value in values] for name, (_, values) in curves.items()}
     if (held := run.source.class_counts()) is not None:
@@ -196,5 +195,4 @@ def _stored_run(path: Path, place: int, row: Any, common: Mapping[str, Any], sha
         summary = {**shared, **row["summary"], "config": config}
     except UNREADABLE as error:
         return f"run {place + 1} of {shown(path.name)}: cannot be read ({type(error).__name__}: {error})"
-    found = read_summary(path / name, summary, Row(row))
-    return found if isinstance(found, Run) else f"{shown(name)}: {found}"
+    return finished_run(path / name, summary, Row(row))

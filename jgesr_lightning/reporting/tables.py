@@ -11,7 +11,7 @@ from typing import Any
 from jgesr_lightning.checks import nearest
 from jgesr_lightning.config import ConfigError
 from jgesr_lightning.identity import number_text, rounded
-from jgesr_lightning.reporting.collection import Collection, collect, titles
+from jgesr_lightning.reporting.collection import Collection, collect
 from jgesr_lightning.reporting.paper import NUMBERS, departures, different, is_papers
 from jgesr_lightning.reporting.runs import USED_BY, Block, Column, Run, blocks, method_rank
 from jgesr_lightning.reporting.sources import averaged
@@ -458,11 +458,10 @@ def tables_of(
     Raises:
         ConfigError: a folder that is not there, no finished run, or a metric or method that none of them has.
     """
-    collection = collect(roots)
+    wanted = METRIC if metric is None else metric
+    collection = collect(roots, wanted if drawn or averaged(wanted)[1] > 1 else None)
     if metric is None:
         metric = _leading_metric(collection.runs)
-    if drawn or averaged(metric)[1] > 1:
-        collection = collect(roots, metric)
     if not collection.runs:
         why = f" ({'; '.join(collection.notes)})" if collection.notes else ""
         raise ConfigError(f"no finished run in {', '.join(map(shown, roots))}{why}")
@@ -478,8 +477,7 @@ def tables_of(
     if reference is not None:
         reference = collection.label_of(reference)
     reference = reference or next((label for label in collection.order if label in labels), None)
-    called = titles(collection.runs, collection.names)
-    tables = [_table(block, metric, reference, called) for block in blocks(collection.runs)]
+    tables = [_table(block, metric, reference, collection.titles) for block in blocks(collection.runs)]
     return Findings(tables, collection, metric)
 
 

@@ -70,17 +70,17 @@ def test_any_text_in_labels_and_reasons(tmp_path, capsys):
 
 
 DAMAGED = [
-    ("[]", "not a summary"),
-    ("null", "not a summary"),
-    ('{"status": "finished"}', "it has no schema"),
-    ('{"status": "finished", "schema": 1}', "it has no last"),
-    ('{"status": "finished", "schema": 1, "last": {"round": 1}}', "it has no config"),
+    ("[]", "holds no summary"),
+    ("null", "holds no summary"),
+    ('{"status": "finished"}', "lacks 'config'"),
+    ('{"status": "finished", "config": {"seed": 1}, "last": {"round": 1}}', "has format None"),
+    ('{"status": "finished", "schema": 1, "last": {"round": 1}}', "lacks 'config'"),
     ('{"status": "stopped", "schema": 1}', "stopped after round None of None"),
-    ('{"status": ["a"], "schema": 1, "reason": {}}', "after round"),
+    ('{"status": ["a"], "schema": 1, "reason": {}}', "has no status"),
     ("[" * 100_000, "cannot be read"),
-    ('{"status": "finished", "schema": 1, "last": []}', "it has no config"),
-    ('{"status": "finished", "schema": 1, "last": [], "config": {}}', "cannot be read"),
-    ('"' + "\\ud800" * 5 + '"', "not a summary"),
+    ('{"status": "finished", "schema": 1, "last": []}', "lacks 'config'"),
+    ('{"status": "finished", "schema": 1, "last": [], "config": {"seed": 1}}', "lacks 'last'"),
+    ('"' + "\\ud800" * 5 + '"', "holds no summary"),
     ("", "cannot be read"),
 ]
 

@@ -5,13 +5,14 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from scipy import stats
 
 from jgesr_lightning.config import ConfigError
 from jgesr_lightning.reporting import words
-from jgesr_lightning.reporting.collection import collect, titles
+from jgesr_lightning.reporting.collection import collect
 from jgesr_lightning.reporting.paper import departures, is_papers
 from jgesr_lightning.reporting.render import all_latex, all_markdown, csv_text, latex, markdown
 from jgesr_lightning.reporting.store import store
@@ -306,6 +307,12 @@ def test_it_is_said_where_code_changed_between_runs(tmp_path):
         more = {} if code is None else {"code": {"aggregator.name": code}}
         path.write_text(json.dumps(json.loads(path.read_text()) | more))
     assert built([tmp_path])[1].notes == ["c: /x/mine.py:Mine is another than for a; its file changed in between"]
+
+
+def test_code_of_a_setting_that_is_none_stops_no_table(tmp_path):
+    for seed in (0, 1):
+        change(make_run(tmp_path, f"a{seed}", 0.5, seed=seed), code={"no.setting": str(seed), "logging.tags": "1"})
+    assert built([tmp_path])[1].notes == ["a1: None is another than for a0; its file changed in between"]
 
 
 def test_methods_of_one_name_from_two_files_are_said_to_count_together(tmp_path):
@@ -643,6 +650,17 @@ def test_a_method_is_found_by_what_the_study_makes_of_its_name_in_folders(tmp_pa
     assert collection.names == {"fedprox": name.removeprefix("./mine.py:")}
 
 
+def test_a_value_of_a_grid_that_is_called_like_a_method_is_none(tmp_path):
+    (tmp_path / "study.yaml").write_text(
+        "methods: {alone: {name: local}, cfl: {}, fedavg: {}, my_own: {name: median}}\n"
+    )
+    for name, method in (("alone", "local"), ("cfl", "cfl"), ("fedavg", "fedavg"), ("my_own", "median")):
+        make_run(tmp_path, f"my_cfl_set_s0.1_m0.05_{name}_fedavg_cnn_seed0", 0.5, method=method)
+    collection = collect([tmp_path])
+    assert collection.order == ["local", "cfl", "fedavg", "median"]
+    assert collection.names == {"local": "alone", "median": "my_own"}
+
+
 def test_the_metric_that_runs_name_leads(tmp_path):
     make_run(tmp_path, "a", 0.9, metric="accuracy/trained")
     folder = make_run(tmp_path, "b", 0.8, seed=1)
@@ -761,9 +779,9 @@ def test_what_methods_add_to_the_clients_loss_is_said(tmp_path):
 
 def test_names_that_are_one_when_shortened_give_way_to_labels(tmp_path):
     study(tmp_path)
-    runs = collect([tmp_path]).runs
-    long = {"jgesr": "x" * 70 + "1", "fedavg": "x" * 70 + "2"}
-    assert titles(runs, long) == {} and titles(runs, {"jgesr": "mine", "fedavg": "jgesr"}) == {"jgesr": "mine"}
+    found = collect([tmp_path])
+    assert replace(found, names={"jgesr": "x" * 70 + "1", "fedavg": "x" * 70 + "2"}).titles == {}
+    assert replace(found, names={"jgesr": "mine", "fedavg": "jgesr"}).titles == {"jgesr": "mine"}
 
 
 def test_rows_are_called_as_the_study_calls_its_methods(tmp_path):
