@@ -53,8 +53,6 @@ _LEARNED = ("jgesr", "two_step", "graph_filter")
 """Methods that learn a graph, and mix by what it makes of them."""
 _ARROWS = "arrows: the interval goes on"
 CAPTIONS = "captions.txt"
-NOISE, MISSING = 1, 2
-"""Places in a `Column`."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +131,7 @@ def draw_block(block: Block, table: Table, styles: Looks, compare_only: bool = F
         yield from _clients(block, table, column, styles)
     for column in block.columns:
         yield from _per_round(block, table, column, styles)
-    for axis in (MISSING, NOISE):
+    for axis in ("missing", "noise"):
         yield from _against_setting(block, table, axis, styles)
     for column in block.columns:
         yield from _graphs(block, table, column)
@@ -250,21 +248,21 @@ def _per_round(block: Block, table: Table, column: Column, styles: Looks) -> Ite
     )
 
 
-def _against_setting(block: Block, table: Table, axis: int, styles: Looks) -> Iterator[Drawing]:
-    """Yield accuracies against one item of a column, `NOISE` or `MISSING`, a figure for each pair of the other two."""
+def _against_setting(block: Block, table: Table, axis: str, styles: Looks) -> Iterator[Drawing]:
+    """Yield accuracies against an item of a column, "noise" or "missing", a figure for each pair of the other two."""
     sheets: dict[Column, list[Column]] = {}
-    for data, noise, missing in block.columns:
-        rest = (data, 0.0, missing) if axis == NOISE else (data, noise, 0.0)
-        sheets.setdefault(rest, []).append((data, noise, missing))
+    for column in block.columns:
+        rest = column._replace(noise=0.0) if axis == "noise" else column._replace(missing=0.0)
+        sheets.setdefault(rest, []).append(column)
     for rest, columns in sheets.items():
         series = _lines_against(block, table, columns, axis)
-        if not series or (axis == NOISE and len(columns) < 3):  # two levels are two columns of the table, not a curve
+        if not series or (axis == "noise" and len(columns) < 3):  # two levels are two columns of the table, not a curve
             continue
-        title, name, what, xlabel = column_title(rest), "missing", "share of entries that do not arrive", "missing rate"
-        if axis == NOISE:
-            title, name, what, xlabel = title.replace(" s=0", ""), "noise", "noise level s", "noise level s"
+        title, what, xlabel = column_title(rest), "share of entries that do not arrive", "missing rate"
+        if axis == "noise":
+            title, what, xlabel = title.replace(" s=0", ""), "noise level s", "noise level s"
         yield Drawing(
-            f"{name}_{title}",
+            f"{axis}_{title}",
             f"{title}: {describe(table.metric)}, {when(table.metric)}, against the {what}. "
             f"{_spread(entry.value.n for (_, column), entry in table.entries.items() if column in columns)}",
             partial(
@@ -274,17 +272,17 @@ def _against_setting(block: Block, table: Table, axis: int, styles: Looks) -> It
                 xlabel,
                 _ylabel(table.metric),
                 title,
-                logarithmic=axis == NOISE and all(noise > 0 for _, noise, _ in columns),
+                logarithmic=axis == "noise" and all(column.noise > 0 for column in columns),
             ),
         )
 
 
-def _lines_against(block: Block, table: Table, columns: Sequence[Column], axis: int) -> list[Series]:
+def _lines_against(block: Block, table: Table, columns: Sequence[Column], axis: str) -> list[Series]:
     """Return one line for each method that was measured at two of the columns or more."""
     series = []
     for label in block.labels:
         points = {
-            float(column[axis]): list(values.values())
+            getattr(column, axis): list(values.values())
             for column in columns
             if (values := seed_means(block.cell(label, column), table.metric))
         }

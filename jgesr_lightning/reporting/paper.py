@@ -9,10 +9,10 @@ from jgesr_lightning.reporting.runs import Column
 from jgesr_lightning.reporting.text import part
 
 _COLUMNS: tuple[Column, ...] = (
-    ("mnist", 0.1, 0.0),
-    ("mnist", 0.2, 0.0),
-    ("cifar10", 0.1, 0.0),
-    ("cifar10", 0.2, 0.0),
+    Column("mnist", 0.1, 0.0),
+    Column("mnist", 0.2, 0.0),
+    Column("cifar10", 0.1, 0.0),
+    Column("cifar10", 0.2, 0.0),
 )
 _TABLE = {
     "jgesr": (95.17, 92.68, 83.86, 78.04),

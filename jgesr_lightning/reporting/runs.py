@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jgesr_lightning.config import completed
 from jgesr_lightning.identity import (
@@ -33,8 +33,19 @@ EVALUATED = "accuracy/received"
 USED_BY = {"data.kappa": ("dirichlet", "quantity"), "data.classes_per_client": ("shards",)}
 """Settings that have a say under some of our partitions alone; one of one's own is given all of them."""
 
-Column = tuple[str, float, float]
-"""Data set, noise level, missing rate: a column of a table."""
+
+class Column(NamedTuple):
+    """A column of a table.
+
+    Attributes:
+        data: the data set, with the link that is none of ours.
+        noise: level of the noise.
+        missing: rate of the missing entries.
+    """
+
+    data: str
+    noise: float
+    missing: float
 
 
 @dataclass(frozen=True)
@@ -69,10 +80,10 @@ class Run:
 
     @cached_property
     def column(self) -> Column:
-        """Data set, with the link that is none of ours, noise level and missing rate."""
+        """The column of a table that it belongs to."""
         flat = flatten(self.config)
         data, noise, missing = (flat[key] for key in CELL)
-        return shown(over_link(data, flat["channel.name"])), rounded(float(noise)), rounded(float(missing))
+        return Column(shown(over_link(data, flat["channel.name"])), rounded(float(noise)), rounded(float(missing)))
 
     @cached_property
     def seed(self) -> tuple[Any, ...]:
@@ -211,7 +222,7 @@ class Block:
     @property
     def columns(self) -> list[Column]:
         """Data sets (MNIST first), noise levels and missing rates."""
-        return sorted({run.column for run in self.runs}, key=lambda c: (c[0] != "mnist", *c))
+        return sorted({run.column for run in self.runs}, key=lambda c: (c.data != "mnist", *c))
 
     def cell(self, label: str, column: Column) -> list[Run]:
         """Return the runs of one method in one column, by seed."""

@@ -65,7 +65,7 @@ def readings(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Return reading -> its runs: the settings, in words, that differ between runs of one data set."""
     of_data: dict[str, list[Run]] = {}
     for run in runs:
-        of_data.setdefault(run.column[0], []).append(run)
+        of_data.setdefault(run.column.data, []).append(run)
     keys = sorted({key for held in of_data.values() for key in differing([run.protocol for run in held])})
     found: dict[str, list[Run]] = {}
     for run in runs:

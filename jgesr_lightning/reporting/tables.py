@@ -406,8 +406,8 @@ def span(counts: Sequence[int]) -> str:
 
 def column_title(column: Column) -> str:
     """Return a column's heading."""
-    data, noise, missing = column
-    return f"{part(data)} s={number_text(noise)}" + (f" missing={number_text(missing)}" if missing else "")
+    missing = f" missing={number_text(column.missing)}" if column.missing else ""
+    return f"{part(column.data)} s={number_text(column.noise)}{missing}"
 
 
 def _capital(text: str) -> str:
