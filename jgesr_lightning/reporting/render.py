@@ -40,14 +40,21 @@ class Cell:
     Attributes:
         text: what stands in it.
         bold: whether it is set in bold.
-        beside: what follows in plain type: marks and the number of seeds.
+        marks: signs of remarks, or stars.
+        count: how many seeds it is of, where that is told.
         kind: "value", "beside" (context of a value), "words" (the same, with names, in several lines) or "label".
     """
 
     text: str
     bold: bool = False
-    beside: str = ""
+    marks: str = ""
+    count: str = ""
     kind: str = "value"
+
+    @property
+    def beside(self) -> str:
+        """What follows in plain type."""
+        return f"{self.marks} ({self.count})" if self.count else self.marks
 
 
 @dataclass(frozen=True)
@@ -174,7 +181,7 @@ def _value(entry: Entry | None, form: str) -> Cell:
         return Cell(ABSENT)
     mean, std = entry.value.mean, entry.value.std
     text = f"{mean:{form}}" + (f" ± {std:{form}}" if std is not None else "")
-    return Cell(text, entry.best, f"{mark_text(entry.marks)} ({entry.value.n})")
+    return Cell(text, entry.best, mark_text(entry.marks), str(entry.value.n))
 
 
 def _beside(value: float | None, form: str) -> Cell:
@@ -191,7 +198,7 @@ def _pair(pair: Difference | None, form: str) -> list[Cell]:
     alone, together = (interval_text(pair.mean, half, form) for half in (pair.half_width, pair.holm_half_width))
     first = f"{pair.mean:+{form}} {alone}{' *' if pair.clear else ''}".rstrip()
     second = f"{together}{' *' if pair.clear_of_all else ''}"
-    return [Cell(first, beside=f" ({pair.n})"), Cell(second or ABSENT, kind="beside")]
+    return [Cell(first, count=str(pair.n)), Cell(second or ABSENT, kind="beside")]
 
 
 def number_form(unit: str) -> str:
@@ -288,7 +295,7 @@ def latex(table: Table, number: int = 1) -> str:
 def latex_grid(grid: Grid, number: int = 1) -> list[str]:
     """Return the lines of one grid as LaTeX; `number` tells it from others of its name."""
     widths = [len(headings) for _, headings in grid.groups]
-    counted = len({cell.beside.partition("(")[2] for row in grid.rows for cell in row} - {""}) > 1
+    counted = len({cell.count for row in grid.rows for cell in row if cell.count}) > 1
     lines = [r"\begin{table}", r"\centering", rf"\caption{{{tex_text(grid.caption)}.}}"]
     lines += [rf"\label{{tab:{grid.label}-{number}}}", rf"\begin{{tabular}}{{l{'r' * sum(widths)}}}", r"\toprule"]
     if any(title for title, _ in grid.groups):
@@ -312,11 +319,10 @@ def _tex_cell(cell: Cell, counted: bool) -> str:
     """Return a cell with its marks, and its number of seeds where `counted`: else the caption has it."""
     if cell.kind == "label":  # the \\ of the row above would take a bracket or an asterisk for its argument
         return ("{}" if cell.text[:1] in ("[", "*") else "") + tex_text(cell.text)
-    marks, bracket, count = cell.beside.strip().partition("(")
-    marks, count = marks.strip(), f" ({count}" if counted and bracket else ""
     # of numbers with a true minus: a hyphen before a digit is none
     text = tex_text(cell.text if cell.kind == "words" else cell.text.replace("-", "\u2212"))
-    raised = rf"\textsuperscript{{{tex_text(marks)}}}" if marks else ""
+    raised = rf"\textsuperscript{{{tex_text(cell.marks.strip())}}}" if cell.marks else ""
+    count = f" ({cell.count})" if counted and cell.count else ""
     return (rf"\textbf{{{text}}}" if cell.bold else text) + raised + count
 
 

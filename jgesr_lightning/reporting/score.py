@@ -97,7 +97,7 @@ def score_grid(runs: Sequence[Run], methods: Sequence[str], caption: str, choose
 def _cell(one: Score, bold: bool) -> Cell:
     if one.distance is None:
         return Cell(ABSENT)
-    return Cell(f"{one.distance:.2f}", bold, "" if one.numbers == one.of else f" ({one.numbers} of {one.of})")
+    return Cell(f"{one.distance:.2f}", bold, count="" if one.numbers == one.of else f"{one.numbers} of {one.of}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
