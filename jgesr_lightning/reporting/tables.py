@@ -250,7 +250,7 @@ def remarks_of(run: Run) -> dict[str, str]:
     }
     dropped = run.summary.get("dropped_uploads")
     if "remarks" not in run.summary and isinstance(dropped, Mapping) and dropped:
-        found["dropped_uploads"] = f"uploads were dropped in {len(dropped)} rounds"
+        found["dropped_uploads"] = f"uploads were dropped in {len(dropped)} round{'' if len(dropped) == 1 else 's'}"
     return found
 
 
@@ -269,7 +269,7 @@ def _remarks(block: Block) -> tuple[dict[tuple[str, Column], tuple[int, ...]], l
         for label, column, _ in met[kind]:
             marks[label, column] = (*(p for p in marks.get((label, column), ()) if p != place), place)
         texts = [text for _, _, text in met[kind]]
-        more = f"; and {len(texts) - 5} more runs" if len(texts) > 5 else ""
+        more = f"; and {len(texts) - 5} more" if len(texts) > 5 else ""
         lines.append(f"{mark_text((place,))} {_REMARKS.get(kind, shown(kind))}: {'; '.join(texts[:5])}{more}")
     return marks, lines
 
@@ -333,7 +333,7 @@ def _protocol(block: Block, metric: str, called: Mapping[str, str]) -> list[str]
     ]
     if called:
         lines.append(f"called as in the study's file: {told(called)}")
-    if {"jgesr", "two_step"} & set(block.labels):
+    if {"jgesr", "two_step"} & {label.partition(" ")[0] for label in block.labels}:
         lines.append("jgesr and two_step weigh fidelity as the paper prints it (shares) unless the row says otherwise")
     lines.append(protocol_text(shared))
     if terms := _client_terms(runs, called):

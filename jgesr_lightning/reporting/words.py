@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from jgesr_lightning.reporting.render import interval_text, number_form
 from jgesr_lightning.reporting.runs import Column
@@ -56,10 +56,11 @@ def _column(table: Table, column: Column) -> str:
     ahead = {table.title(label): one for label, one in table.against_leader.get(column, {}).items()}
     first = leaders[0]
     rest = {label: one for label, one in ahead.items() if label not in leaders}
-    clear = {label: one for label, one in rest.items() if clear_lead(one, table.metric)}
-    behind = {label: one for label, one in rest.items() if label not in clear and one.clear_of_all}
-    level = {label: one for label, one in rest.items() if not one.clear_of_all and one.half_width is not None}
-    unknown = [label for label, one in rest.items() if one.half_width is None]
+    kinds = {label: _kind(one, table.metric) for label, one in rest.items()}
+    clear, behind, level, alike, once, apart = (
+        {label: rest[label] for label in rest if kinds[label] == kind}
+        for kind in ("clear", "behind", "level", "alike", "once", "apart")
+    )
     names = _listed(leaders)
     it, same, of = ("It", "it", "") if len(leaders) == 1 else (first, first, f" of {first}")
     sentences = [
@@ -68,36 +69,33 @@ def _column(table: Table, column: Column) -> str:
     sentences[0] += f" over {seeds_text(entries[first].value.n)}"
     if len(leaders) > 1 and rest:  # intervals are of one method minus another, not of two
         sentences.append(f"The others are compared with {first}, the first of these")
-    apart = [label for label in unknown if rest[label].n == 0]
-    once = [label for label in unknown if rest[label].n == 1]
-    same_lead = [f"{label} ({rest[label].mean:+{form}})" for label in unknown if rest[label].n > 1]
     if once and not (clear or level or behind):
-        nearest = min(once, key=lambda label: abs(rest[label].mean))
+        nearest = min(once, key=lambda label: abs(once[label].mean))
         common = " in common" if all(entry.value.n > 1 for entry in entries.values()) else ""
         sentences.append(
             f"With one seed{common} nothing can be said of chance: "
-            f"the lead{of} over {nearest}, the next, is {rest[nearest].mean:+{form}}"
+            f"the lead{of} over {nearest}, the next, is {once[nearest].mean:+{form}}"
         )
     if clear:
         least = min(clear, key=lambda label: abs(clear[label].mean))
-        which = "all others" if len(clear) == len(rest) else _listed(list(clear))
+        which = "all others" if len(clear) == len(rest) else _listed(clear)
         sentences.append(
             f"{it} is clear of {which}; its smallest clear lead is over {least}, {_lead(clear[least], form)}"
         )
     if level:
         near = sorted(level, key=lambda label: abs(level[label].mean))[:_NAMED]
         texts = [_told(label, level[label], form) for label in near]
-        texts += [f"{len(level) - _NAMED} others"] if len(level) > _NAMED else []
+        if (others := len(level) - _NAMED) > 0:
+            texts.append("another" if others == 1 else f"{others} others")
         sentences.append(f"{it} cannot be told apart from {_listed(texts)}")
     if behind:
         told = [_told(label, one, form) for label, one in behind.items()]
         sentences.append(f"On the seeds in common {same} is behind {_listed(told)}")
     if once and (clear or level or behind):
         sentences.append(f"{it} has one seed in common with {_listed(once)}")
-    if same_lead:
-        sentences.append(
-            f"{it} differs from {_listed(same_lead)} by the same on every seed, which tells nothing of chance"
-        )
+    if alike:
+        told = [f"{label} ({one.mean:+{form}})" for label, one in alike.items()]
+        sentences.append(f"{it} differs from {_listed(told)} by the same on every seed, which tells nothing of chance")
     if apart:
         sentences.append(
             f"No lead is told over {_listed(apart)}, which share no seed with {same}: other clients, other data"
@@ -106,6 +104,15 @@ def _column(table: Table, column: Column) -> str:
     if marked:
         sentences.append(f"Runs of {_listed(marked)} carry a remark below the table")
     return ". ".join(sentences) + "."
+
+
+def _kind(one: Difference, metric: str) -> str:
+    """Return how the difference of the best method to another is told."""
+    if one.half_width is None:
+        return {0: "apart", 1: "once"}.get(one.n, "alike")
+    if not one.clear_of_all:
+        return "level"
+    return "clear" if clear_lead(one, metric) else "behind"
 
 
 def _told(label: str, one: Difference, form: str) -> str:
@@ -120,5 +127,6 @@ def _value(table: Table, entry: Entry) -> str:
     return f"{entry.value.mean:{number_form(table.unit)}}{' %' if table.unit else ''}{mark_text(entry.marks)}"
 
 
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+def _listed(names: Iterable[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last

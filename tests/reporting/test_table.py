@@ -602,7 +602,7 @@ def test_runs_that_met_something_are_marked_everywhere(tmp_path):
     assert cells(text, "fedavg")[0][0] == "91.00 ± 1.00 (3)"
     assert cells(text, "cfl")[0][0] == "50.00† (1)"
     assert cells(text, "local")[0][0] == "50.00§ (1)"
-    assert "† uploads were dropped: older: uploads were dropped in 1 rounds; jgesr_1: every upload was dropped" in text
+    assert "† uploads were dropped: older: uploads were dropped in 1 round; jgesr_1: every upload was dropped" in text
     assert r"‡ the solver diverged: jgesr_1: J rose \<b\>" in text
     assert r"\textsuperscript{\textdagger{}\textdaggerdbl{}}" in latex(table)
     assert r"J rose \textless{}b\textgreater{}" in latex(table)
@@ -708,6 +708,13 @@ def test_parts_of_ones_own_are_told_by_their_names_not_their_paths(tmp_path):
     config["model"]["name"] = "/home/you/mine.py:Small"  # whose name alone would not tell it from the other
     change(folder, config=config)
     assert "differs from the others in model.name=/home/you/mine.py:Small" in all_markdown(built([tmp_path])[0], [])
+
+
+def test_fidelity_weights_as_printed_are_told_of_variants_too(tmp_path):
+    make_run(tmp_path, "a", 0.5, method="jgesr", alpha=0.5)
+    make_run(tmp_path, "b", 0.5, method="fedavg")
+    (table,), _ = built([tmp_path])
+    assert any("weigh fidelity as the paper prints it (shares)" in line for line in table.protocol)
 
 
 def test_latex_says_what_it_needs(tmp_path):
