@@ -405,8 +405,11 @@ def _unused(name: str, taken: set[str]) -> str:
 
 
 def _file_name(text: str) -> str:
-    """Return letters, digits, points, dashes and underscores only: the names travel through shells and URLs."""
-    return re.sub(r"[^A-Za-z0-9.-]+", "_", text).strip("_")
+    """Return letters, digits, points, dashes and underscores only: the names travel through shells and URLs.
+
+    File systems take 255 characters at most, and a method with many settings has a long label.
+    """
+    return re.sub(r"[^A-Za-z0-9.-]+", "_", text).strip("_")[:150]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

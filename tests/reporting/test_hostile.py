@@ -130,6 +130,13 @@ def test_pictures_of_different_labels_have_different_names(tmp_path, capsys):
     assert sum("graph_" in name for name in printed) == 9
 
 
+def test_pictures_of_long_labels_have_names_that_file_systems_take(tmp_path, capsys):
+    for number in range(2):
+        make_run(tmp_path, f"run{number}", 0.9, variant=f"{'x' * 250}{number}")
+    assert figures.main([str(tmp_path), "--only", "graph_*"]) == 0
+    assert len({os.path.basename(line) for line in capsys.readouterr().out.splitlines()}) == 2 * 3 + 1
+
+
 def test_links_are_followed_once_and_loops_end(tmp_path):
     scratch = make_run(tmp_path / "scratch", "far", 0.9)
     runs = tmp_path / "runs"
