@@ -10,7 +10,7 @@ from jgesr_lightning.reporting.agg import Axes, Figure, Rectangle
 from jgesr_lightning.reporting.maps import Map, Panel, Spot, text, words
 from jgesr_lightning.reporting.plots import INK, drawing, looks
 from jgesr_lightning.reporting.statistics import Difference
-from jgesr_lightning.reporting.tables import describe, when
+from jgesr_lightning.reporting.tables import describe, span, when
 from jgesr_lightning.reporting.text import figure_text
 
 STARS = (
@@ -72,8 +72,7 @@ def caption(found: Map, panels: Sequence[Panel]) -> str:
     """Return what the picture of some panels shows."""
     title = f"{panels[0].title}: " if len(panels) == 1 else ""
     seeds = sorted({spot.seeds for panel in panels for spot in panel.spots.values()})
-    number = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    sure = f"{number} seeds; {STARS}, and frames the cell"
+    sure = f"{span(seeds)} seeds; {STARS}, and frames the cell"
     sure = "One seed: nothing can be said of chance" if seeds == [1] else sure
     return (
         f"{title}which method leads ({describe(found.metric)}, {when(found.metric)}), and its lead over {found.both} "

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jgesr_lightning.reporting.agg import Axes, Figure, Wedge
-from jgesr_lightning.reporting.plots import ACCENT, CLASS_COLOURS, INK, Array, cluster_order, drawing, head, square
+from jgesr_lightning.reporting.plots import ACCENT, CLASS_COLOURS, INK, Array, cluster_order, drawing, head
 from jgesr_lightning.reporting.sources import Held
 from jgesr_lightning.reporting.text import figure_text
 
@@ -30,7 +30,7 @@ def graph_network(
         title: written above.
         held: what the clients hold; None: plain nodes.
     """
-    weights = square(graph)
+    weights = np.asarray(graph, dtype=np.float64)
     count = len(weights)
     classes, counts = ((), None) if held is None else (held[0], np.asarray(held[1], dtype=np.float64))
     rows = cluster_order(weights) if order is None else list(order)
@@ -75,7 +75,7 @@ def strongest(graph: ArrayLike) -> tuple[list[tuple[int, int]], int, float]:
     >>> strongest([[0, 4, 2], [4, 0, 0], [2, 0, 0]])
     ([(0, 1), (0, 2)], 2, 1.0)
     """
-    weights = square(graph)
+    weights = np.asarray(graph, dtype=np.float64)
     upper = np.maximum(np.nan_to_num(np.triu((weights + weights.T) / 2, 1)), 0)
     total = float(upper.sum())
     if total <= 0:

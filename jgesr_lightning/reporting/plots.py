@@ -137,16 +137,14 @@ def graph_heatmap(
         label: what the weights are; stands at the colour bar.
         held: what the clients hold.
     """
-    weights = square(graph)
-    rows = _order(order, len(weights))
+    weights = np.asarray(graph, dtype=np.float64)
+    rows = list(range(len(weights)) if order is None else order)
     with drawing():
         if held is None:
             figure = Figure(figsize=(4.6, 3.9), layout="constrained")
             _heatmap(figure, figure.add_subplot(), weights, rows, label)
         else:
-            classes, counts = held[0], np.asarray(held[1], dtype=np.float64)
-            if counts.shape != (len(rows), len(classes)):
-                raise ValueError(f"counts must have shape ({len(rows)}, {len(classes)}); got {counts.shape}")
+            classes, counts = held
             figure = Figure(figsize=(8.6, 4.2), layout=ConstrainedLayoutEngine(wspace=0.06))
             left, right = figure.subplots(1, 2, width_ratios=(1.2, 1), sharey=True)
             _heatmap(figure, left, weights, rows, label, aspect="auto")  # rows level with the bars beside them
@@ -223,7 +221,7 @@ def cluster_order(graph: ArrayLike) -> list[int]:
     >>> cluster_order([[0, 0, 1], [0, 0, 0], [1, 0, 0]])
     [0, 2, 1]
     """
-    weights = np.nan_to_num(square(graph))
+    weights = np.nan_to_num(np.asarray(graph, dtype=np.float64))
     count = len(weights)
     if count < 3:
         return list(range(count))
@@ -320,21 +318,6 @@ def drawing() -> Iterator[None]:
     with mpl.rc_context(_RC), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # a name may use any script
         yield
-
-
-def square(graph: ArrayLike) -> Array:
-    """Return a copy of a graph; ValueError unless it is a square matrix."""
-    weights = np.array(graph, dtype=np.float64)
-    if weights.ndim != 2 or weights.shape[0] != weights.shape[1]:
-        raise ValueError(f"a graph between clients must be a square matrix; got shape {weights.shape}")
-    return weights
-
-
-def _order(order: Sequence[int] | None, count: int) -> list[int]:
-    rows = list(range(count)) if order is None else [int(client) for client in order]
-    if sorted(rows) != list(range(count)):
-        raise ValueError(f"order must name each of the {count} clients once")
-    return rows
 
 
 def _heatmap(

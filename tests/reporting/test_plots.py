@@ -55,19 +55,6 @@ def test_bars_show_shares_in_the_order_of_the_graph():
     assert [text.get_text() for text in figure.axes[1].get_legend().get_texts()] == ["cat", "dog"]
 
 
-@pytest.mark.parametrize("order", [[0, 1], [0, 1, 1], [0, 1, 3]])
-def test_a_wrong_order_is_refused(order):
-    with pytest.raises(ValueError, match="each of the 3 clients once"):
-        plots.graph_heatmap(np.zeros((3, 3)), order)
-
-
-def test_wrong_shapes_are_refused():
-    with pytest.raises(ValueError, match="square"):
-        plots.graph_heatmap(np.zeros((3, 2)))
-    with pytest.raises(ValueError, match=r"counts must have shape \(3, 2\)"):
-        plots.graph_heatmap(np.zeros((3, 3)), held=(["a", "b"], np.zeros((3, 3))))
-
-
 def test_accuracies_are_in_percent_and_gaps_are_left_out():
     figure = plots.accuracy_per_round(
         [Series("fedavg", [0, 1, 2], [0.1, float("nan"), 0.9], [0.0, 0.0, 0.1]), Series("jgesr", [0, 2], [0.1, 0.95])],
