@@ -176,27 +176,20 @@ def load_study(name: str | Path, overrides: Sequence[str] = ()) -> tuple[str, li
         raise ConfigError(f"{path} is one run, not a study; it is run by: python -m jgesr_lightning train {path}")
     study, places = read_yaml(path, StudyFile)
     study = study.replace(base=_base(study.base, path, places["base"]))
-    given = {key: as_argument(setting) for key, setting in in_full(parse_overrides(overrides)).items()}
-    for key in OWN:
-        if key in given:
-            raise ConfigError(f"{key} cannot be set for all cells of a study: each cell has its own (--only chooses)")
-    for key in study.grid:
-        if key in given:
-            raise ConfigError(
-                f"{key} is an axis of this study's grid, which {path} sets; --only chooses among its values"
-            )
+    given = _given(overrides, study, path)
     output = user_path(given.pop("output_dir", "runs")) / path.stem
     shared = study.settings | ({"metric": written(study.metric, places["metric"])} if study.metric else {})
     _refuse_own(study, path, places)
-    axes: list[Sequence[Any]] = [
-        _several(study.seeds),
-        list(_labelled(study.data).items()),
-        _settings("noise", study.noise, places),
-        _settings("missing_rate", study.missing_rate, places),
-        list(itertools.product(*(_settings(f"grid.{key}", values, places) for key, values in study.grid.items()))),
-        list(_labelled(study.methods).items()),
-    ]
-    for key, axis in zip(("seeds", "data", "noise", "missing_rate", "grid", "methods"), axes, strict=True):
+    grid = [_settings(f"grid.{key}", values, places) for key, values in study.grid.items()]
+    axes: dict[str, Sequence[Any]] = {
+        "seeds": _several(study.seeds),
+        "data": list(_labelled(study.data).items()),
+        "noise": _settings("noise", study.noise, places),
+        "missing_rate": _settings("missing_rate", study.missing_rate, places),
+        "grid": list(itertools.product(*grid)),
+        "methods": list(_labelled(study.methods).items()),
+    }
+    for key, axis in axes.items():
         if not axis:
             raise ConfigError(f"{path}: {key} is empty; give at least one")
     loaded: dict[tuple[str, ...], Config] = {}  # reading files takes its time, and neither seeds nor rates change it
@@ -207,9 +200,8 @@ def load_study(name: str | Path, overrides: Sequence[str] = ()) -> tuple[str, li
         return loaded[key]
 
     cells: dict[str, Cell] = {}
-    settled: dict[tuple[str, ...], str] = {}
     known: dict[tuple[str, ...], str] = {}
-    for seed, (data, of_data), noise, missing, chosen, (label, of_method) in itertools.product(*axes):
+    for seed, (data, of_data), noise, missing, chosen, (label, of_method) in itertools.product(*axes.values()):
         method = {(key if "." in key else f"aggregator.{key}"): value for key, value in of_method.items()}
         of_axes = {
             "data.name": None if data is None else written(names.resolve(data, path.parent)),
@@ -231,7 +223,7 @@ def load_study(name: str | Path, overrides: Sequence[str] = ()) -> tuple[str, li
         )
         seed = config.seed if seed is None else seed
         lost = channel.missing_rate  # zero as it is written: the shipped studies have runs of both m0 and m0.0
-        rate = f"_m{_named(lost) if lost else missing}" if lost or len(axes[3]) > 1 else ""
+        rate = f"_m{_named(lost) if lost else missing}" if lost or len(axes["missing_rate"]) > 1 else ""
         words = [names.word(text) for text in (data or config.data.name, label, *map(_named, chosen))]
         cell = "_".join([f"{words[0]}_s{_named(channel.noise)}{rate}", *words[1:], f"seed{seed}"])
         own = {"seed": str(seed), "name": cell, "output_dir": str(output)}
@@ -242,15 +234,10 @@ def load_study(name: str | Path, overrides: Sequence[str] = ()) -> tuple[str, li
             raise ConfigError(f"{path}: {error}") from None
         if cell in cells:
             raise ConfigError(f"{path}: {cell} comes twice; give each value, and each label, once")
-        twin = (str(seed), str(data), label, *map(str, chosen), str(channel.noise), str(channel.missing_rate))
-        if twin in known:  # such as the rates 0 and 0.0
-            raise ConfigError(f"{path}: {known[twin]} and {cell} would be one run twice; give each value once")
-        known[twin] = cell
-        if study.grid:
-            run = (str(data), label, identity(to_dict(config)))
-            if run in settled:
-                raise ConfigError(f"{path}: {settled[run]} and {cell} would be one run twice; let grid's values differ")
-            settled[run] = cell
+        run = (str(data), label, identity(to_dict(config)))
+        if run in known:  # such as the rates 0 and 0.0, or values of a grid that make no difference
+            raise ConfigError(f"{path}: {known[run]} and {cell} would be one run twice; give each value once")
+        known[run] = cell
         cells[cell] = Cell(cell, study.base, tuple(f"{key}={value}" for key, value in arguments.items()), config)
     return path.stem, list(cells.values())
 
@@ -265,6 +252,20 @@ def _named(value: Setting | float) -> str:
     if isinstance(number, float):
         return number_text(number)
     return str(number if type(number) is int else value)
+
+
+def _given(overrides: Sequence[str], study: StudyFile, path: Path) -> dict[str, str]:
+    """Return key -> value of the command line, for all cells; ConfigError where cells have a value each."""
+    given = {key: as_argument(setting) for key, setting in in_full(parse_overrides(overrides)).items()}
+    for key in OWN:
+        if key in given:
+            raise ConfigError(f"{key} cannot be set for all cells of a study: each cell has its own (--only chooses)")
+    for key in study.grid:
+        if key in given:
+            raise ConfigError(
+                f"{key} is an axis of this study's grid, which {path} sets; --only chooses among its values"
+            )
+    return given
 
 
 def _base(name: str, path: Path, where: str) -> str:
