@@ -50,9 +50,10 @@ def find_config(name: str | Path, below: str = "") -> Path:
         raise ConfigError(f"{path} is {kind}; name a configuration file")
     if not below and any((place / "studies" / spelling).is_file() for place in places for spelling in spellings):
         raise study_error(path)
-    known = {file.stem: file.stem for file in sorted(places[-1].glob("*.yaml"), reverse=True)}  # found by bare name
-    for place in (*reversed(places[:-1]), path.parent):
-        known |= {file.stem: str(file) for file in sorted(place.rglob("*.yaml"), reverse=True)}
+    own, shipped = places
+    known = {file.stem: file.stem for file in shipped.glob("*.yaml")}  # found by bare name
+    for place in (own, path.parent):
+        known |= {file.stem: str(file) for file in place.glob("*.yaml")}
     close = difflib.get_close_matches(path.stem, known, n=1)
     hint = f" (did you mean {known[close[0]]}?)" if close else ""
     raise ConfigError(f"no configuration file {path}{hint}")

@@ -56,6 +56,18 @@ def test_a_missing_name_is_answered_with_the_bare_name_of_what_ships(tmp_path, m
         find_config("mnist_quik")
 
 
+def test_the_nearest_is_not_looked_for_in_all_that_lies_below(tmp_path, monkeypatch):
+    """A slip typed in a home folder, or in ``/``, would else go through all of it, and end at what may not be read."""
+    (tmp_path / "runs" / "former").mkdir(parents=True)
+    (tmp_path / "runs" / "former" / "longer_nams.yaml").write_text("")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="no configuration file longer_name$"):
+        find_config("longer_name")
+    (tmp_path / "longer_nams.yaml").write_text("")
+    with pytest.raises(ConfigError, match=r"did you mean longer_nams.yaml\?"):
+        find_config("longer_name")
+
+
 def test_copies_can_be_edited_and_are_never_overwritten(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     written, kept = copy_configs("here")
