@@ -90,7 +90,6 @@ def data_module(config: Config) -> FederatedDataModule:
     """
     data = FederatedDataModule(num_clients=config.clients, seed=config.seed_of("partition"), **dict(config.data))
     try:
-        data.prepare_data()
         data.setup("fit")
     except ValueError as error:  # a partition that cannot be had, or no data: either way nothing was started
         raise ConfigError(error) from error

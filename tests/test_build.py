@@ -2,8 +2,9 @@
 
 import pytest
 
-from jgesr_lightning import build
+from jgesr_lightning import build, names
 from jgesr_lightning.config import ConfigError, load_config
+from jgesr_lightning.data.synthetic import make_synthetic
 from jgesr_lightning.experiment import run
 
 TINY = [
@@ -18,6 +19,13 @@ TINY = [
 
 def config(*settings):
     return load_config("mnist_quick", [*TINY, *settings])
+
+
+def test_data_are_made_once(monkeypatch):
+    calls = []
+    monkeypatch.setitem(names.BUILTIN["data"], "counted", lambda root: calls.append(root) or make_synthetic())
+    build.data_module(config("data.name=counted"))
+    assert len(calls) == 1
 
 
 @pytest.mark.parametrize(

@@ -121,12 +121,8 @@ class FederatedDataModule(LightningDataModule):
         self._tests_given = False
         self._digest = ""
 
-    def prepare_data(self) -> None:
-        """Make sure that the data are there, decoded and cached (downloads them if need be)."""
-        load_dataset(self.dataset_name, self.root, verify=self.verify, label=self.label)
-
     def setup(self, stage: str | None = None) -> None:
-        """Load and partition; the same in every process.
+        """Load and partition; the same in every process. The first one downloads and decodes, if need be.
 
         Raises:
             DataError: no data, or damaged data.

@@ -61,7 +61,6 @@ def load(fraction: float) -> tuple[list[ClientData], str]:
     for name in ("mnist", "synthetic"):
         data = FederatedDataModule(name, num_clients=CLIENTS, kappa=KAPPA, fraction=fraction)
         try:
-            data.prepare_data()
             data.setup()
         except DataError:
             continue

@@ -6,7 +6,6 @@ from jgesr_lightning.data import DataError, FederatedDataModule
 
 def ready(**settings):
     data = FederatedDataModule("synthetic", **{"num_clients": 6, "kappa": 0.3, **settings})
-    data.prepare_data()
     data.setup("fit")
     return data
 
