@@ -24,9 +24,10 @@ def _path(text: str) -> str:
 
 
 def _folder_name(name: str) -> str:
-    if not re.fullmatch(r"[^\s/\\.][^/\\]{0,199}", name) or name != name.strip() or CONTROLS.search(name):
+    fits = len(name) <= 200 and len(name.encode()) <= 240  # file systems take 255 bytes, those of a lock's ending, too
+    if not fits or not re.fullmatch(r"[^\s/\\.][^/\\]*", name) or name != name.strip() or CONTROLS.search(name):
         raise ValueError(
-            "it names the run's folder: up to 200 characters, no slash, no leading dot, no control character"
+            "it names a folder: up to 200 characters (240 bytes), no slash, no leading dot, no control character"
         )
     return name
 

@@ -128,8 +128,10 @@ class Section(BaseModel):
         raise ConfigError(f"{name} cannot be deleted, a configuration is frozen")
 
     def replace(self, **values: Any) -> Self:
-        """Return a copy with some values changed, checked like any other."""
-        return type(self)(**{**dict(self), **values})
+        """Return a copy with some values changed, checked like any other; what was not given is not so in the copy."""
+        copy = type(self)(**{**dict(self), **values})
+        copy.model_fields_set.intersection_update(self.model_fields_set | values.keys())
+        return copy
 
 
 M = TypeVar("M", bound=Section)

@@ -264,6 +264,8 @@ def test_values_are_read_as_the_type_of_their_key(override, key, value):
         "name=a/b",
         "name=..",
         "name= x",
+        pytest.param(f"name={'n' * 201}", id="name of 201 letters"),
+        pytest.param(f"name={'ü' * 121}", id="name of 242 bytes"),
         "output_dir=",
         "output_dir=null",
         "output_dir=~",
@@ -574,6 +576,7 @@ def test_whether_the_name_was_given(write):
     path = write("rounds: 2\n")
     assert [load_config(path).named, load_config(path, ["name=run"]).named] == [False, True]
     assert load_config(path) == load_config(path, ["name=run"])
+    assert [load_config(path).replace(**new).named for new in ({"seed": 3}, {"name": "run"})] == [False, True]
     assert load_config(write("name: run\n")).named
 
 

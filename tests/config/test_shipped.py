@@ -61,10 +61,10 @@ def test_the_nearest_is_not_looked_for_in_all_that_lies_below(tmp_path, monkeypa
     (tmp_path / "runs" / "former").mkdir(parents=True)
     (tmp_path / "runs" / "former" / "longer_nams.yaml").write_text("")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="no configuration file longer_name$"):
+    with pytest.raises(ConfigError, match=r"no configuration file longer_name$"):
         find_config("longer_name")
     (tmp_path / "longer_nams.yaml").write_text("")
-    with pytest.raises(ConfigError, match=r"did you mean longer_nams.yaml\?"):
+    with pytest.raises(ConfigError, match=r"did you mean longer_nams\.yaml\?"):
         find_config("longer_name")
 
 
