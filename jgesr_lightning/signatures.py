@@ -66,12 +66,6 @@ def from_text(target: str) -> Text | None:
     Args:
         target: ``jgesr_lightning.module:Class``.
     """
-    read = _read(target)
-    return None if read is None or read[0] is None else Text(read[0], read[1])
-
-
-def _read(target: str) -> tuple[dict[str, Argument] | None, dict[str, Any]] | None:
-    """Return what `Text` holds; None for no class of ours, and for arguments that the text does not tell."""
     module, _, name = target.partition(":")
     classes, imported = _contents(module)
     if name not in classes:
@@ -79,20 +73,20 @@ def _read(target: str) -> tuple[dict[str, Argument] | None, dict[str, Any]] | No
     bases = [base for base in classes[name].bases if isinstance(base, ast.Name)]
     above = [f"{module}:{base.id}" if base.id in classes else imported.get(base.id, "") for base in bases]
     ours = [target for target in above if target.startswith("jgesr_lightning.")]
-    inherited = _read(ours[0]) if len(ours) == 1 else ({}, {}) if not ours else None
+    inherited = from_text(ours[0]) if len(ours) == 1 else None if ours else Text({}, {})
     if inherited is None:
         return None
-    found, constants = inherited
-    constants = dict(constants)
+    found: dict[str, Argument] | None = inherited.arguments
+    constants = dict(inherited.constants)
     if any("dataclass" in ast.unparse(decorator) for decorator in classes[name].decorator_list):
         fields = _fields(classes[name].body)
-        found = None if found is None or fields is None else found | fields
+        found = None if fields is None else inherited.arguments | fields
     for item in classes[name].body:
         if isinstance(item, ast.FunctionDef) and item.name == "__init__":
             found = _arguments(item.args)
         if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name) and item.value is not None:
             constants[item.target.id] = _literal(item.value)
-    return found, constants
+    return None if found is None else Text(found, constants)
 
 
 @functools.cache
@@ -120,12 +114,13 @@ def _arguments(arguments: ast.arguments) -> dict[str, Argument] | None:
 
 def _fields(body: list[ast.stmt]) -> dict[str, Argument] | None:
     """Return the arguments that the fields of a dataclass are."""
-    items = [item for item in body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)]
     return _all_told(
         {
             item.target.id: _argument(item.annotation, item.value)
-            for item in items
-            if isinstance(item.target, ast.Name) and not ast.unparse(item.annotation).startswith("ClassVar")
+            for item in body
+            if isinstance(item, ast.AnnAssign)
+            and isinstance(item.target, ast.Name)
+            and not ast.unparse(item.annotation).startswith("ClassVar")
         }
     )
 
