@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable, Mapping
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 _OTHERS_SAY = {  # what it is called here: what others call it; a hint is given where the former is known
@@ -117,19 +117,19 @@ def number(
     at_most: float = math.inf,
 ) -> None:
     """Raise ValueError unless `value` is a finite number within the bounds (booleans are not numbers)."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):  # numpy's, too
         raise ValueError(f"{name} is {value!r}; it must be a finite number")
     if value < at_least:
         raise ValueError(f"{name} is {value!r}; it must be at least {at_least:g}")
     if value <= above:
         raise ValueError(f"{name} is {value!r}; it must be above {above:g}")
-    if value > at_most:
+    if not value <= at_most:
         raise ValueError(f"{name} is {value!r}; it must be at most {at_most:g}")
 
 
 def whole(name: str, value: object, *, at_least: int = 0) -> None:
     """Raise ValueError unless `value` is an integer of at least `at_least`."""
-    if isinstance(value, bool) or not isinstance(value, Integral):  # numpy's, too
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise ValueError(f"{name} is {value!r}; it must be a whole number")
     if value < at_least:
         raise ValueError(f"{name} is {value!r}; it must be at least {at_least}")

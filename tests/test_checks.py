@@ -112,6 +112,7 @@ def test_words_of_other_packages_lead_to_ours(setting, ours):
     [
         (number, True, {}, "must be a finite number"),
         (number, "1", {}, "must be a finite number"),
+        (number, np.bool_(True), {}, "must be a finite number"),
         (number, math.nan, {}, "must be a finite number"),
         (number, -1, {"at_least": 0}, "must be at least 0"),
         (number, 0, {"above": 0}, "must be above 0"),
@@ -129,6 +130,7 @@ def test_values_that_will_not_do(check, value, bounds, reason):
 
 def test_values_that_will_do():
     number("x", 1, at_least=1, at_most=1, above=0)
+    number("x", np.float32(0.5), above=0)
     whole("x", 0)
     whole("x", np.int64(3), at_least=3)  # what a loop over np.arange gives
     flag("x", False)

@@ -44,7 +44,6 @@ def dirichlet_partition(
 
     """
     y = label_array(labels)
-    num_clients, kappa, min_samples = (_plain(value) for value in (num_clients, kappa, min_samples))
     checks.whole("num_clients", num_clients, at_least=1)
     checks.number("kappa", kappa, above=0)
     checks.whole("min_samples", min_samples)
@@ -137,11 +136,6 @@ def label_array(labels: Labels) -> npt.NDArray[np.int64]:
     if y.ndim != 1 or not (np.issubdtype(y.dtype, np.integer) or y.size == 0):
         raise ValueError(f"labels is {y.dtype} of shape {y.shape}; it must be one integer a sample")
     return y.astype(np.int64)
-
-
-def _plain(value: Any) -> Any:
-    """Return a numpy scalar as the Python number it is."""
-    return value.item() if isinstance(value, np.generic) else value
 
 
 def _draw_counts(
