@@ -200,7 +200,7 @@ def data(arguments: Sequence[str]) -> int:
     if given is None:
         return 0
     from jgesr_lightning.data import data_root, load_dataset
-    from jgesr_lightning.names import is_name
+    from jgesr_lightning.names import is_name, known
 
     sets = [argument for argument in given if is_file(argument) and is_name("data", argument)]
     if len(sets) > 1:
@@ -210,7 +210,9 @@ def data(arguments: Sequence[str]) -> int:
     if sets or (named and not any(map(is_file, settings))):
         config = load_config(None, [*(f"data.name={name}" for name in sets), *settings])
     else:
-        config = _named_for_data(given)
+        for file in filter(is_file, given):  # a name that nobody knows may be meant for a data set's
+            find_config(file, others=known("data"))
+        config = configuration(given)
     try:
         found = load_dataset(config.data.name, config.data.root, verify=config.data.verify, label=config.data.label)
     except ValueError as error:  # no data, or a function that cannot be called for them
@@ -223,19 +225,6 @@ def data(arguments: Sequence[str]) -> int:
         + (f"; {found.left_out}" if found.left_out else "")
     )
     return 0
-
-
-def _named_for_data(given: Sequence[str]) -> Config:
-    """Return the configuration that `data` was given; a name that nobody knows may be meant for a data set's, too."""
-    from jgesr_lightning.names import known
-
-    for file in filter(is_file, given):
-        try:
-            find_config(file)
-        except ConfigError as error:
-            hint = "" if "did you mean" in str(error) else nearest(file, known("data"))
-            raise ConfigError(f"{error}{hint}") from None
-    return configuration(given)
 
 
 def study(arguments: Sequence[str]) -> int:

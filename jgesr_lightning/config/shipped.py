@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 from jgesr_lightning.config.error import ConfigError
@@ -20,15 +21,16 @@ def folders(below: str = "") -> list[Path]:
     return [CONFIGS / below, SHIPPED / below]
 
 
-def find_config(name: str | Path, below: str = "") -> Path:
+def find_config(name: str | Path, below: str = "", others: Iterable[str] = ()) -> Path:
     """Return the YAML file that `name` stands for: a path, or the bare name of a file in one of `folders`.
 
     Args:
         name: such as ``mnist_s01``, ``mnist_s01.yaml`` or ``configs/mnist_s01.yaml``.
         below: a folder in ``configs/`` that bare names are looked for in, such as ``studies``.
+        others: words that may be meant, too.
 
     Raises:
-        ConfigError: no such file; it names the nearest.
+        ConfigError: no such file; it names the nearest, or the nearest of `others`.
     """
     try:
         path = user_path(name)
@@ -51,7 +53,7 @@ def find_config(name: str | Path, below: str = "") -> Path:
     if not below and any((place / "studies" / spelling).is_file() for place in places for spelling in spellings):
         raise study_error(path)
     own, shipped = places
-    known = {file.stem: file.stem for file in shipped.glob("*.yaml")}  # found by bare name
+    known = {word: word for word in (*others, *(file.stem for file in shipped.glob("*.yaml")))}  # found by bare name
     for place in (own, path.parent):
         known |= {file.stem: str(file) for file in place.glob("*.yaml")}
     close = difflib.get_close_matches(path.stem, known, n=1)
