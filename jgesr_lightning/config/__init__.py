@@ -8,7 +8,6 @@ to be looked at.
 
 from jgesr_lightning.config.error import ConfigError
 from jgesr_lightning.config.loading import completed, in_full, load_config, parse_overrides, to_dict, to_yaml
-from jgesr_lightning.config.methods import method_settings
 from jgesr_lightning.config.schema import KEYS, SECTIONS, Config
 from jgesr_lightning.config.section import Read, Section, read_yaml
 from jgesr_lightning.config.shipped import CONFIGS, SHIPPED, copy_configs, find_config, folders
@@ -32,7 +31,6 @@ __all__ = [
     "folders",
     "in_full",
     "load_config",
-    "method_settings",
     "parse_overrides",
     "read_yaml",
     "to_dict",

@@ -19,7 +19,7 @@ from jgesr_lightning import names
 from jgesr_lightning.aggregators import aggregator_names, aggregator_settings
 from jgesr_lightning.checks import nearest
 from jgesr_lightning.config.error import ConfigError
-from jgesr_lightning.config.methods import MODELS, method_settings, part_settings, refuse_unknown
+from jgesr_lightning.config.methods import MODELS, part_settings, refuse_unknown
 from jgesr_lightning.config.schema import KEYS, SECTIONS, Config
 from jgesr_lightning.config.section import located, looks_like
 from jgesr_lightning.config.shipped import find_config, folders, study_error
@@ -99,7 +99,7 @@ def completed(values: Mapping[str, Any]) -> dict[str, Any]:
     """
     filled = to_dict(Config())
     method = str((values.get("aggregator") or filled["aggregator"])["name"])
-    own = method_settings(method) if names.is_builtin("aggregators", method) else {}
+    own = part_settings("aggregator", method) if names.is_builtin("aggregators", method) else {}
     filled["aggregator"] = {"name": method, **own}
     for key, value in values.items():
         filled[key] = {**filled[key], **(value or {})} if key in SECTIONS else value

@@ -65,11 +65,6 @@ def part_settings(section: str, part: str) -> dict[str, Any]:
     return {key: None if field.is_required() else field.default for key, field in fields.items()}
 
 
-def method_settings(method: str) -> dict[str, Any]:
-    """Return the settings of a method with their defaults; one without a default is None until it is given."""
-    return part_settings("aggregator", method)
-
-
 def refuse_unknown(
     section: str, settings: Iterable[str], part: str, elsewhere: Callable[[str], str] = lambda key: ""
 ) -> None:

@@ -127,7 +127,7 @@ def locked(path: Path, seconds: float = WAIT_SECONDS) -> Iterator[bool]:
 
     The lock goes with the process that holds it, however that ends; its file stays.
     """
-    lock = FileLock(path, mode=0o666, fallback_to_soft=False, preserve_lock_file=True)
+    lock = FileLock(path, mode=0o666, preserve_lock_file=True)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
