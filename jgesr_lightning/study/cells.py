@@ -65,7 +65,9 @@ class StudyFile(Section):
     methods: dict[str, Settings] | list[str] = Field(
         description="label -> the method's settings, its `name` where the label is not it; dotted keys set anything"
     )
-    data: dict[str, Settings] | list[str] | str | None = Field(None, description="data sets")
+    data: dict[str, Settings] | list[str] | str | None = Field(
+        None, description="data sets, or label -> settings: `data.name` where the label is not it, and any others"
+    )
     noise: list[str] | str | None = Field(None, description="noise levels")
     missing_rate: list[str] | str | None = Field(None, description="missing rates")
     grid: dict[str, list[str]] = Field(default_factory=dict, description="dotted key -> values; crossed with all else")
@@ -217,9 +219,9 @@ def load_study(name: str | Path, overrides: Sequence[str] = ()) -> tuple[str, li
             **method,
         }
         config = load((str(data), label, *map(str, chosen)), settings)
+        levels = {key: value for key, value in (("noise", noise), ("missing_rate", missing)) if value is not None}
         channel = config.channel.replace(
-            noise=load(("noise", str(noise)), settings).channel.noise,
-            missing_rate=load(("missing_rate", str(missing)), settings).channel.missing_rate,
+            **{key: getattr(load((key, str(value)), settings).channel, key) for key, value in levels.items()}
         )
         seed = config.seed if seed is None else seed
         lost = channel.missing_rate  # zero as it is written: the shipped studies have runs of both m0 and m0.0
@@ -282,22 +284,23 @@ def _base(name: str, path: Path, where: str) -> str:
 
 def _refuse_own(study: StudyFile, path: Path, places: Mapping[str, str]) -> None:
     """Raise ConfigError where settings name what each cell has of its own: they would change nothing, or all labels."""
-    parts: list[tuple[str, Mapping[str, object], str]] = [
-        ("settings", study.settings, ""),
-        ("grid", study.grid, ""),
-        *((f"data.{label}", given, "data.name") for label, given in _labelled(study.data).items()),
+    levels = [f"channel.{key}" for key in ("noise", "missing_rate") if getattr(study, key) is None]
+    parts: list[tuple[str, Mapping[str, object], Sequence[str]]] = [
+        ("settings", study.settings, []),
+        ("grid", study.grid, []),
+        *((f"data.{label}", given, ["data.name", *levels]) for label, given in _labelled(study.data).items()),
         *(  # without a dot it is a setting of the method
-            (f"methods.{label}", {key: value for key, value in given.items() if "." in key}, "aggregator.name")
+            (f"methods.{label}", {key: value for key, value in given.items() if "." in key}, ["aggregator.name"])
             for label, given in _labelled(study.methods).items()
         ),
     ]
     for part, given, allowed in parts:
         for key in (*OWN, "output_dir"):
-            if key in given and key != allowed:
+            if key in given and key not in allowed:
                 where = getattr(given[key], "where", "") or places.get(f"{part}.{key}", "")
                 instead = f"write {AXES[key]}" if key in AXES else "each cell has its own"
                 instead = "give it on the command line" if key == "output_dir" else instead
-                instead = f"write {allowed}" if key == "name" and allowed else instead
+                instead = f"write {allowed[0]}" if key == "name" and allowed else instead
                 place = f" ({where})" if where else f" ({path})"
                 raise ConfigError(f"{part} cannot hold {key}: {instead}{place}")
 

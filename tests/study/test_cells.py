@@ -193,7 +193,7 @@ def test_a_study_is_read_like_a_run(tmp_path):
         ("data: {syn: {name: synthetic}}", "data.syn cannot hold name: write data.name"),
         ("settings: {output_dir: x}", "settings cannot hold output_dir: give it on the command line"),
         ("settings: {aggregator: {name: fedavg}}", "settings cannot hold aggregator.name: write methods"),
-        ("data: {synthetic: {channel.noise: 1}}", "data.synthetic cannot hold channel.noise: write noise"),
+        ("data: {synthetic: {channel.noise: 1}}\nnoise: 1", "data.synthetic cannot hold channel.noise: write noise"),
         ("methods: {local: {data.name: mnist}}", "methods.local cannot hold data.name: write data"),
         ("metric: loss/train", "metric is 'loss/train'"),
         ("name: x", "unknown key name"),
@@ -344,3 +344,25 @@ def test_the_readings_cross_batch_size_and_network_on_the_two_calibrated_methods
         assert {(c.local.batch_size, c.model.name) for c in config} == {
             (size, net) for size in ("full", 128, 10) for net in ("lenet", "fedavg_cnn")
         }
+
+
+def test_labels_of_data_may_be_links(tmp_path):
+    (tmp_path / "links.py").write_text("def bursts(model, length: int = 5):\n    return model\n")
+    text = """
+methods: [local, fedavg]
+data:
+  paper: {data.name: synthetic, channel.noise: 0.2, channel.missing_rate: 0.1}
+  short: {data.name: synthetic, channel.name: "./links.py:bursts", channel.noise: 0, channel.length: 3}
+  long: {data.name: synthetic, channel.name: "./links.py:bursts", channel.noise: 0, channel.length: 30}
+"""
+    cells = cells_of(tmp_path, text)
+    names = ["paper_s0.2_m0.1", "short_s0", "long_s0"]
+    assert [cell.name for cell in cells] == [f"{n}_{m}_seed0" for n in names for m in ("local", "fedavg")]
+    channels = [cell.config.channel for cell in cells[::2]]
+    assert [channel.noise for channel in channels] == [0.2, 0, 0]
+    assert [channel.missing_rate for channel in channels] == [0.1, 0, 0]
+    assert [channel.settings for channel in channels] == [{}, {"length": 3}, {"length": 30}]
+    for cell in cells:  # what its process is told is the same
+        assert to_dict(load_config(cell.base, list(cell.overrides))) == to_dict(cell.config)
+    with pytest.raises(ConfigError, match=r"data.paper cannot hold channel.noise: write noise"):
+        cells_of(tmp_path, text + "noise: [0.1]\n")
