@@ -184,9 +184,10 @@ def _elsewhere(key: str) -> str:
     leaf = key.rpartition(".")[2]
     elsewhere = [known for known in KEYS if known.rpartition(".")[2] == leaf]
     both = ""
-    if leaf in set().union(*map(aggregator_settings, aggregator_names())):
-        both = f" (did you mean {elsewhere[0]!r} or 'aggregator.{leaf}'?)" if elsewhere else ""
-        elsewhere.append(f"aggregator.{leaf}")
+    setting = f"aggregator.{leaf}"
+    if key != setting and leaf in set().union(*map(aggregator_settings, aggregator_names())):
+        both = f" (did you mean {elsewhere[0]!r} or {setting!r}?)" if elsewhere else ""
+        elsewhere.append(setting)
     return (
         nearest(key, KEYS, cutoff=1.0) or nearest(leaf, KEYS, cutoff=1.0) or both or nearest(key, elsewhere, cutoff=0.0)
     )
@@ -195,23 +196,35 @@ def _elsewhere(key: str) -> str:
 def _merge(layers: Sequence[Layer], stem: str) -> Config:
     """Merge the layers, fill in ``${...}``, and check the result."""
     given = {key: value for layer in layers for key, value in layer.items() if key in KEYS}
-    parts = {section: str(given.get(f"{section}.name", getattr(Config(), section).name)) for section in MODELS}
-    for section in MODELS:
-        prefix, part, settings = f"{section}.", str(getattr(Config(), section).name), Layer()
-        for layer in layers:
-            before, part = part, str(layer.get(f"{prefix}name", part))
-            own = {key: value for key, value in layer.items() if key.startswith(prefix) and key not in KEYS}
-            settings = _carried(section, settings, before, part)
-            settings |= {key.removeprefix(prefix): value for key, value in own.items()}
-            if part == parts[section] or not _is_gone(section, part):  # unless another one takes its place
-                refuse_unknown(section, settings, part, _elsewhere)
-        given |= {f"{prefix}{key}": value for key, value in settings.items()}
+    parts = {section: str(given.get(f"{section}.name", _default(section))) for section in MODELS}
+    for section, part in parts.items():
+        own = _own_settings(section, layers, part)
+        given |= {f"{section}.{key}": value for key, value in own.items()}
     name = given.get("name")
     named = not (name is None or (isinstance(name, Text) and name.is_null))
     config = Config.read(_nested(_interpolated(given if named else given | {"name": Text(stem)}, parts)))
     if not named:
         config.model_fields_set.discard("name")
     return config
+
+
+def _default(section: str) -> str:
+    """Return the part that a section names by default."""
+    return str(getattr(Config(), section).name)
+
+
+def _own_settings(section: str, layers: Sequence[Layer], last: str) -> Layer:
+    """Return the settings of the part that a section names in the `last` of its layers; see `_carried`."""
+    settings, part = Layer(), _default(section)
+    for layer in layers:
+        before, part = part, str(layer.get(f"{section}.name", part))
+        settings = _carried(section, settings, before, part)
+        for key, value in layer.items():
+            if key.startswith(f"{section}.") and key not in KEYS:
+                settings[key.removeprefix(f"{section}.")] = value
+        if part == last or not _is_gone(section, part):  # unless another one takes its place
+            refuse_unknown(section, settings, part, _elsewhere)
+    return settings
 
 
 def _is_gone(section: str, part: str) -> bool:

@@ -483,6 +483,7 @@ def test_an_argument_for_a_setting_the_method_lacks_is_refused():
     assert "aggregator.alpha" in message
     assert "fedprox" in message
     assert "mu_prox" in message
+    assert "did you mean" not in message  # the same key once more
 
 
 def test_changing_the_method_leaves_its_settings_behind_and_says_so(write, caplog):
