@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from jgesr_lightning.data.dataset import DataError, RawDataset, make_dataset, summary_of
+from jgesr_lightning.data.dataset import DataError, RawDataset, described, make_dataset, summary_of
 from jgesr_lightning.data.folders import beside
 from jgesr_lightning.data.registry import Source, check_place, looking_into
 from jgesr_lightning.data.samples import LabelArray, encode, inputs_of, labels_of
@@ -57,7 +57,8 @@ def _read_all(root: Path, train: Files, test: Files, label: str, left_out: str) 
         if own != columns:
             raise DataError(f"{path} has features {_listed(own)}, but {first} has {_listed(columns)}; they must agree")
         if inputs.shape[1:] != kind.shape[1:] or inputs.dtype != kind.dtype:
-            raise DataError(f"{path} has x of {_form(inputs)} a sample, but {first} has {_form(kind)}; they must agree")
+            found, wanted = described(inputs[0]), described(kind[0])
+            raise DataError(f"{path} has x of {found} a sample, but {first} has {wanted}; they must agree")
     classes, labels = encode(_together([(path, own) for path, _, _, own in read]))
     K = len(train)
     trained = torch.cat(labels[:K]).unique()
@@ -110,7 +111,3 @@ def _together(parts: list[tuple[Path, LabelArray]]) -> list[tuple[Path, LabelArr
 
 def _listed(names: tuple[str, ...]) -> str:
     return ", ".join(names)[:80] or "without names"
-
-
-def _form(inputs: Tensor) -> str:
-    return f"{str(inputs.dtype).removeprefix('torch.')} {tuple(inputs.shape[1:])}"

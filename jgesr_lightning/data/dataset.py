@@ -70,7 +70,7 @@ class RawDataset:
         self._check_split("test", self.test_inputs, self.test_labels, self.test_clients)
         train, test = self.train_inputs, self.test_inputs
         if train.shape[1:] != test.shape[1:] or train.dtype != test.dtype:
-            raise DataError(f"{self.name}: training inputs are {_described(train)}, test inputs {_described(test)}")
+            raise DataError(f"{self.name}: training inputs are {described(train)}, test inputs {described(test)}")
         for field in (self.mean, self.std):
             if field.shape != train.shape[1:2] or not bool(torch.isfinite(field).all()):
                 raise DataError(f"{self.name}: mean and std are not {train.shape[1]} finite numbers each")
@@ -84,14 +84,14 @@ class RawDataset:
         fits = images or (inputs.ndim == 2 and inputs.dtype == torch.float32)
         if not fits or 0 in inputs.shape[1:]:
             raise DataError(
-                f"{self.name}: {split} inputs are {_described(inputs)}; they must be images (n, C, H, W) in uint8 or "
+                f"{self.name}: {split} inputs are {described(inputs)}; they must be images (n, C, H, W) in uint8 or "
                 "float32, or features (n, features) in float32"
             )
         ranges: list[tuple[str, Tensor, int]] = [("labels", labels, len(self.classes))]
         ranges += [] if clients is None else [("clients", clients, len(self.clients))]
         for what, values, number in ranges:
             if values.shape != (len(inputs),) or values.dtype != torch.int64:
-                raise DataError(f"{self.name}: {len(inputs)} {split} inputs but {what} of {_described(values)}")
+                raise DataError(f"{self.name}: {len(inputs)} {split} inputs but {what} of {described(values)}")
             if len(values) and (int(values.min()) < 0 or int(values.max()) >= number):
                 raise DataError(
                     f"{self.name}: {split} {what} reach from {int(values.min())} to {int(values.max())}, but there are "
@@ -237,5 +237,6 @@ def summary_of(left_out: Sequence[str]) -> str:
     return f"left out {files} not part of the set: {names}"
 
 
-def _described(tensor: Tensor) -> str:
+def described(tensor: Tensor) -> str:
+    """Return kind and shape of a tensor, in words."""
     return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"

@@ -144,7 +144,7 @@ def make_partition(
     """
     used = np.arange(len(labels)) if subset is None else subset
     if isinstance(partition, str) and partition.endswith(names.ENDINGS["partitions"]):
-        where = f"data.partition: {os.fspath(partition)}"
+        where = f"data.partition: {partition}"
         parts = _checked(where, read_index_lists(partition), len(labels), num_clients)
         parts = [part[np.isin(part, used)] for part in parts]
     else:

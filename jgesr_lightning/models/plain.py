@@ -15,12 +15,18 @@ def sides(size: Size) -> tuple[int, ...]:
     return () if size is None else (size, size) if isinstance(size, int) else tuple(size)
 
 
-def _two_conv_two_linear(
-    in_channels: int, size: Size, num_classes: int, conv: tuple[int, int], hidden: int
-) -> nn.Module:
+def image_sides(in_channels: int, size: Size) -> tuple[int, int]:
+    """Return height and width of the inputs; ValueError where they are no images."""
     lengths = sides(size)
     if len(lengths) != 2:
         raise ValueError(f"it takes images; the inputs have the shape {(in_channels, *lengths)}, which mlp would take")
+    return lengths[0], lengths[1]
+
+
+def _two_conv_two_linear(
+    in_channels: int, size: Size, num_classes: int, conv: tuple[int, int], hidden: int
+) -> nn.Module:
+    lengths = image_sides(in_channels, size)
     left = [((length - 4) // 2 - 4) // 2 for length in lengths]  # two unpadded 5x5 convolutions, 2x2 pooling after each
     if min(left) < 1:
         raise ValueError(f"images of {min(lengths)} pixels a side are too small for two 5x5 convolutions with pooling")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from jgesr_lightning.checks import nearest
-from jgesr_lightning.models.plain import Size, sides
+from jgesr_lightning.models.plain import Size, image_sides
 
 PREFIX = "torchvision:"
 
@@ -18,9 +18,7 @@ def torchvision_network(name: str, in_channels: int, size: Size, num_classes: in
     Raises:
         ValueError: unknown name (the nearest is named), or inputs that are no images.
     """
-    lengths = sides(size)
-    if len(lengths) != 2:
-        raise ValueError(f"it takes images; the inputs have the shape {(in_channels, *lengths)}, which mlp would take")
+    height, width = image_sides(in_channels, size)
     from torchvision import models  # a second that only those pay who ask for it
 
     known = models.list_models(module=models)  # type: ignore[attr-defined]
@@ -29,8 +27,8 @@ def torchvision_network(name: str, in_channels: int, size: Size, num_classes: in
     more: dict[str, object] = {}
     if name in ("googlenet", "inception_v3"):  # scores alone, no auxiliary heads; and PyTorch's own initialisation
         more = {"aux_logits": False, "init_weights": False}
-    elif name.startswith("vit_") and lengths[0] == lengths[1]:
-        more = {"image_size": lengths[0]}
+    elif name.startswith("vit_") and height == width:
+        more = {"image_size": height}
     net: nn.Module = models.get_model(name, weights=None, num_classes=num_classes, **more)  # type: ignore[attr-defined]
     if in_channels != 3:
         _fit_channels(net, in_channels)
