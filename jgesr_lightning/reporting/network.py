@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jgesr_lightning.reporting.agg import Axes, Figure, Wedge
-from jgesr_lightning.reporting.plots import ACCENT, CLASS_COLOURS, INK, Array, cluster_order, drawing, head
+from jgesr_lightning.reporting.plots import ACCENT, CLASS_COLOURS, INK, Array, drawing, head
 from jgesr_lightning.reporting.sources import Held
 from jgesr_lightning.reporting.text import figure_text
 
@@ -16,9 +16,7 @@ _EDGES = 60  # more cannot be told apart, unless there are more clients
 _LEAST = 0.03  # of the heaviest weight
 
 
-def graph_network(
-    graph: ArrayLike, order: Sequence[int] | None = None, title: str = "", held: Held | None = None
-) -> Figure:
+def graph_network(graph: ArrayLike, order: Sequence[int], title: str = "", held: Held | None = None) -> Figure:
     """Return the graph with its clients on a circle, neighbours in `order` side by side.
 
     An edge is as broad as its weight (of both directions the mean). Those that `strongest` leaves out are counted in a
@@ -26,16 +24,15 @@ def graph_network(
 
     Args:
         graph: (K, K) non-negative weights.
-        order: order of the clients around the circle; None: `cluster_order` of the graph.
+        order: order of the clients around the circle.
         title: written above.
         held: what the clients hold; None: plain nodes.
     """
     weights = np.asarray(graph, dtype=np.float64)
     count = len(weights)
     classes, counts = ((), None) if held is None else (held[0], np.asarray(held[1], dtype=np.float64))
-    rows = cluster_order(weights) if order is None else list(order)
     angles = np.empty(count)
-    angles[rows] = np.pi / 2 - 2 * np.pi * np.arange(count) / max(count, 1)
+    angles[list(order)] = np.pi / 2 - 2 * np.pi * np.arange(count) / max(count, 1)
     places = np.stack([np.cos(angles), np.sin(angles)], axis=1)
     radius = min(0.13, 2.2 / max(count, 1))
     with drawing():

@@ -123,7 +123,7 @@ class Series:
 
 def graph_heatmap(
     graph: ArrayLike,
-    order: Sequence[int] | None = None,
+    order: Sequence[int],
     title: str = "",
     label: str = "edge weight",
     held: Held | None = None,
@@ -132,13 +132,13 @@ def graph_heatmap(
 
     Args:
         graph: (K, K) non-negative weights.
-        order: order of the clients along both axes, such as `cluster_order` gives; None: as numbered.
+        order: order of the clients along both axes, such as `cluster_order` gives.
         title: written above.
         label: what the weights are; stands at the colour bar.
         held: what the clients hold.
     """
     weights = np.asarray(graph, dtype=np.float64)
-    rows = list(range(len(weights)) if order is None else order)
+    rows = list(order)
     with drawing():
         if held is None:
             figure = Figure(figsize=(4.6, 3.9), layout="constrained")
@@ -259,19 +259,15 @@ def _other(place: int) -> tuple[Any, ...]:
 def save(figure: Figure, stem: Path) -> list[Path]:
     """Write ``stem.png`` (200 dots an inch), ``stem.svg`` and ``stem.pdf``, making the folder; return their paths."""
     stem.parent.mkdir(parents=True, exist_ok=True)
-    paths = [stem.with_name(f"{stem.name}.{suffix}") for suffix in _DATES]
-    for path in paths:
-        write_bytes(path, render(figure, path.suffix[1:], dpi=200))
+    paths = []
+    for kind, date in _DATES.items():
+        buffer = io.BytesIO()
+        with drawing():
+            FigureCanvasAgg(figure)
+            figure.savefig(buffer, format=kind, dpi=200, metadata={date: None})
+        paths.append(stem.with_name(f"{stem.name}.{kind}"))
+        write_bytes(paths[-1], buffer.getvalue())
     return paths
-
-
-def render(figure: Figure, kind: str, dpi: int = 120) -> bytes:
-    """Return a figure as the bytes of a "png", "svg" or "pdf" file, without a date: equal figures give equal bytes."""
-    buffer = io.BytesIO()
-    with drawing():
-        FigureCanvasAgg(figure)
-        figure.savefig(buffer, format=kind, dpi=dpi, metadata={_DATES[kind]: None})
-    return buffer.getvalue()
 
 
 def page_svg(figure: Figure, name: str) -> str:

@@ -237,12 +237,12 @@ def test_the_network_draws_the_heaviest_edges_and_each_clients_classes():
     assert widths == pytest.approx([0.4 + 1.6, 0.4 + 3.2])
     shares = sorted(round(p.theta2 - p.theta1) for p in axes.patches if p.width is None)
     assert shares == [180, 180, 360, 360]  # client 0 whole, client 1 in halves, client 2 empty
-    assert graph_network(np.zeros((2, 2))).axes[0].get_lines()[:] == []
+    assert graph_network(np.zeros((2, 2)), [0, 1]).axes[0].get_lines()[:] == []
 
 
 def test_a_long_title_is_broken_into_lines_that_its_figure_holds():
     title = "jgesr (uniform, mu=0.001, groups=0.6, own=clean, memory=0.8), cifar10 s=0.1 missing=0.05, round 30"
-    figure = graph_network(np.ones((3, 3)) - np.eye(3), title=title)
+    figure = graph_network(np.ones((3, 3)) - np.eye(3), range(3), title)
     figure.draw_without_rendering()
     head = figure.texts[0]
     assert head.get_text().split() == title.split()
@@ -309,12 +309,12 @@ def test_only_the_figures_asked_for_are_drawn(tmp_path, capsys):
 def test_of_a_dense_network_the_strongest_edges_are_drawn_and_the_picture_says_so():
     generator = np.random.default_rng(0)
     weights = np.triu(generator.uniform(0.5, 1, (20, 20)), 1)
-    axes = graph_network(weights + weights.T).axes[0]
+    axes = graph_network(weights + weights.T, range(20)).axes[0]
     assert len(axes.get_lines()) == 60
     heaviest = np.sort(weights[weights > 0])[::-1]
     share = heaviest[:60].sum() / heaviest.sum()
     assert axes.texts[0].get_text() == f"the 60 strongest of 190 edges: {share:.0%} of the weight"
-    assert not any("strongest" in text.get_text() for text in graph_network([[0, 1], [1, 0]]).axes[0].texts)
+    assert not any("strongest" in text.get_text() for text in graph_network([[0, 1], [1, 0]], [0, 1]).axes[0].texts)
 
 
 def test_figures_call_methods_as_the_study_does_and_keep_their_looks(tmp_path):

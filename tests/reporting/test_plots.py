@@ -119,7 +119,7 @@ def test_a_logarithmic_axis_names_the_measured_values():
 
 
 def test_files_are_whole_and_equal_for_equal_numbers(tmp_path):
-    first, second = (plots.save(plots.graph_heatmap(BLOCKS), tmp_path / name / "graph") for name in "ab")
+    first, second = (plots.save(plots.graph_heatmap(BLOCKS, range(6)), tmp_path / name / "graph") for name in "ab")
     assert [path.name for path in first] == ["graph.png", "graph.svg", "graph.pdf"]
     assert [a.read_bytes() == b.read_bytes() for a, b in zip(first, second, strict=True)] == [True] * 3
     assert first[0].read_bytes().startswith(b"\x89PNG")
@@ -129,7 +129,7 @@ def test_files_are_whole_and_equal_for_equal_numbers(tmp_path):
 def test_nothing_is_left_behind():
     before = dict(mpl.rcParams)
     for _ in range(3):
-        plots.to_pixels(plots.graph_heatmap(BLOCKS), dpi=30)
+        plots.to_pixels(plots.graph_heatmap(BLOCKS, range(6)), dpi=30)
     gc.collect()
     assert not [thing for thing in gc.get_objects() if type(thing).__name__ == "Figure"]
     assert dict(mpl.rcParams) == before
