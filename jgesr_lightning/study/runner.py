@@ -78,6 +78,7 @@ class _Runner:
         self.workers = workers
         self.outcome = Outcome([], {}, [])
         self.waiting = deque(enumerate(cells, 1))
+        self.passed: list[tuple[int, Cell]] = []  # others hold them
         self.running: list[_Running] = []
         self.starts: list[float] = []  # what a cell took beyond its rounds: imports, data, files
         self.summaries = Summaries()
@@ -93,10 +94,8 @@ class _Runner:
                 for one in self.running:
                     _kill(one.child)
                 raise
-        elsewhere = set(self.outcome.elsewhere)  # of these many have ended meanwhile
-        done = [cell.name for cell in self.cells if cell.name in elsewhere and cell.is_finished()]
-        self.outcome.finished += done
-        self.outcome.elsewhere = [name for name in self.outcome.elsewhere if name not in done]
+        for _, cell in self.passed:  # of these many have ended meanwhile
+            (self.outcome.finished if cell.is_finished() else self.outcome.elsewhere).append(cell.name)
         if len(self.outcome.finished) < len(self.cells):
             self.outcome.stopped_by = stop.received
         return self.outcome
@@ -113,11 +112,8 @@ class _Runner:
 
     def _let_go(self) -> list[tuple[int, Cell]]:
         """Return the cells that others held, and left unfinished; or they had only looked whether anybody runs them."""
-        elsewhere = self.outcome.elsewhere
-        places = [(place, cell) for place, cell in enumerate(self.cells, 1) if cell.name in elsewhere]
-        free = [one for one in places if held_since(lock_of(one[1])) is None and not one[1].is_finished()]
-        for _, cell in free:
-            elsewhere.remove(cell.name)
+        free = [one for one in self.passed if held_since(lock_of(one[1])) is None and not one[1].is_finished()]
+        self.passed = [one for one in self.passed if one not in free]
         return free
 
     def _begin(self, place: int, cell: Cell) -> None:
@@ -132,7 +128,7 @@ class _Runner:
                 else:
                     self._start(cell, head, lock, held)
         except InUseError:
-            self.outcome.elsewhere.append(cell.name)
+            self.passed.append((place, cell))
             self.say(f"{head}: another process runs it")
         except OSError as error:
             self.outcome.failed[cell.name] = str(error)
@@ -199,12 +195,10 @@ class _Runner:
         start, now = sum(self.starts) / len(self.starts), time.monotonic()
         of = self.estimate.of
         running = [max(0.0, start + of(one.cell) - (now - one.start)) for one in self.running]
-        waiting = [cell for _, cell in self.waiting if done[cell.name] is None]
-        passed = [cell for cell in self.cells if cell.name in self.outcome.elsewhere and done[cell.name] is None]
-        held = {cell.name: at for cell in (*waiting, *passed) if (at := held_since(lock_of(cell))) is not None}
-        others = [cell for cell in (*waiting, *passed) if cell.name in held]
-        beside = [max(0.0, start + of(cell) - (time.time() - held[cell.name])) for cell in others]
-        coming = [start + of(cell) for cell in waiting if cell.name not in held]
+        left = [cell for _, cell in (*self.waiting, *self.passed) if done[cell.name] is None]
+        held = {cell.name: at for cell in left if (at := held_since(lock_of(cell))) is not None}
+        beside = [max(0.0, start + of(cell) - (time.time() - held[cell.name])) for cell in left if cell.name in held]
+        coming = [start + of(cell) for cell in left if cell.name not in held]
         return _span([*running, *beside, *[0.0] * (self.workers - len(running))], coming)
 
 
