@@ -18,7 +18,7 @@ from jgesr_lightning.identity import number_text
 from jgesr_lightning.reporting.runs import Run, differing, method_rank
 from jgesr_lightning.reporting.statistics import Difference, Mean, corrected, mean_of, paired
 from jgesr_lightning.reporting.tables import SETTING_WORDS, in_percent, seed_means
-from jgesr_lightning.reporting.text import part, shown
+from jgesr_lightning.reporting.text import listed, part, shown
 from jgesr_lightning.summary import higher_is_better
 
 ROWS, COLUMNS = "data.kappa", "channel.noise"
@@ -173,10 +173,8 @@ class Map:
     @property
     def both(self) -> str:
         """The baselines in words."""
-        *first, last = (self.name(label) for label in self.baselines)
-        if not first:
-            return last
-        return f"the {'better' if len(first) == 1 else 'best'} of {', '.join(first)} and {last}"
+        names = [self.name(label) for label in self.baselines]
+        return names[0] if len(names) == 1 else f"the {'better' if len(names) == 2 else 'best'} of {listed(names)}"
 
     def name(self, label: str) -> str:
         """Return what the study's file calls a method, else its label."""

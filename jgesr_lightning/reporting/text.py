@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from jgesr_lightning.names import label
@@ -35,6 +36,16 @@ def _visible(char: str) -> str:
     if "\ud800" <= char <= "\udfff":
         return "\ufffd"
     return " " if char == "\u00a0" else char.encode("unicode_escape").decode()
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names as one would say them, at least one.
+
+    >>> listed(["a"]), listed(["a", "b", "c"])
+    ('a', 'a, b and c')
+    """
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def markdown_text(text: str) -> str:

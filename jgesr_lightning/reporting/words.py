@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from jgesr_lightning.reporting.render import interval_text, number_form
 from jgesr_lightning.reporting.runs import Column
 from jgesr_lightning.reporting.statistics import Difference
@@ -17,6 +15,7 @@ from jgesr_lightning.reporting.tables import (
     seeds_text,
     when,
 )
+from jgesr_lightning.reporting.text import listed
 
 _NAMED = 5  # methods level with the best that are named, the nearest
 
@@ -61,7 +60,7 @@ def _column(table: Table, column: Column) -> str:
         {label: rest[label] for label in rest if kinds[label] == kind}
         for kind in ("clear", "behind", "level", "alike", "once", "apart")
     )
-    names = _listed(leaders)
+    names = listed(leaders)
     it, same, of = ("It", "it", "") if len(leaders) == 1 else (first, first, f" of {first}")
     sentences = [
         f"{where}: {names} {'has' if len(leaders) == 1 else 'have'} the best mean, {_value(table, entries[first])}"
@@ -78,7 +77,7 @@ def _column(table: Table, column: Column) -> str:
         )
     if clear:
         least = min(clear, key=lambda label: abs(clear[label].mean))
-        which = "all others" if len(clear) == len(rest) else _listed(clear)
+        which = "all others" if len(clear) == len(rest) else listed(clear)
         sentences.append(
             f"{it} is clear of {which}; its smallest clear lead is over {least}, {_lead(clear[least], form)}"
         )
@@ -87,22 +86,22 @@ def _column(table: Table, column: Column) -> str:
         texts = [_told(label, level[label], form) for label in near]
         if (others := len(level) - _NAMED) > 0:
             texts.append("another" if others == 1 else f"{others} others")
-        sentences.append(f"{it} cannot be told apart from {_listed(texts)}")
+        sentences.append(f"{it} cannot be told apart from {listed(texts)}")
     if behind:
         told = [_told(label, one, form) for label, one in behind.items()]
-        sentences.append(f"On the seeds in common {same} is behind {_listed(told)}")
+        sentences.append(f"On the seeds in common {same} is behind {listed(told)}")
     if once and (clear or level or behind):
-        sentences.append(f"{it} has one seed in common with {_listed(once)}")
+        sentences.append(f"{it} has one seed in common with {listed(once)}")
     if alike:
         told = [f"{label} ({one.mean:+{form}})" for label, one in alike.items()]
-        sentences.append(f"{it} differs from {_listed(told)} by the same on every seed, which tells nothing of chance")
+        sentences.append(f"{it} differs from {listed(told)} by the same on every seed, which tells nothing of chance")
     if apart:
         sentences.append(
-            f"No lead is told over {_listed(apart)}, which share no seed with {same}: other clients, other data"
+            f"No lead is told over {listed(apart)}, which share no seed with {same}: other clients, other data"
         )
     marked = [f"{label}{mark_text(entry.marks)}" for label, entry in entries.items() if entry.marks]
     if marked:
-        sentences.append(f"Runs of {_listed(marked)} carry a remark below the table")
+        sentences.append(f"Runs of {listed(marked)} carry a remark below the table")
     return ". ".join(sentences) + "."
 
 
@@ -125,8 +124,3 @@ def _lead(one: Difference, form: str) -> str:
 
 def _value(table: Table, entry: Entry) -> str:
     return f"{entry.value.mean:{number_form(table.unit)}}{' %' if table.unit else ''}{mark_text(entry.marks)}"
-
-
-def _listed(names: Iterable[str]) -> str:
-    *first, last = names
-    return f"{', '.join(first)} and {last}" if first else last
