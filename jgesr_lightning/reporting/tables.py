@@ -333,7 +333,8 @@ def _protocol(block: Block, metric: str, called: Mapping[str, str]) -> list[str]
     ]
     if called:
         lines.append(f"called as in the study's file: {told(called)}")
-    if {"jgesr", "two_step"} & {label.partition(" ")[0] for label in block.labels}:
+    used = [run.config["aggregator"] for run in runs]
+    if any(one["name"] in ("jgesr", "two_step") and one.get("fidelity") == "shares" for one in used):
         lines.append("jgesr and two_step weigh fidelity as the paper prints it (shares) unless the row says otherwise")
     lines.append(protocol_text(shared))
     if terms := _client_terms(runs, called):

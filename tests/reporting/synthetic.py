@@ -66,6 +66,19 @@ def make_run(root, name, accuracy, status="finished", with_files=True, **setting
     return folder
 
 
+def change(folder, inner=None, **values):
+    """Give a run other values in its summary, `inner` ones under dotted keys such as ``last.accuracy/received``."""
+    path = folder / "summary.json"
+    summary = json.loads(path.read_text())
+    for key, value in {**(inner or {}), **values}.items():
+        *parents, last = key.split(".")
+        part = summary
+        for parent in parents:
+            part = part[parent]
+        part[last] = value
+    path.write_text(json.dumps(summary))
+
+
 def named_study(root):
     """Three methods and two seeds of a study that names them; one name says no more than the settings."""
     methods = {

@@ -1,5 +1,4 @@
 import itertools
-import json
 import os
 import re
 
@@ -13,7 +12,7 @@ from jgesr_lightning.reporting.comparisons import Dot, dot_plot, forest_plot, go
 from jgesr_lightning.reporting.figures import draw, main
 from jgesr_lightning.reporting.network import graph_network
 from jgesr_lightning.reporting.tables import tables_of
-from tests.reporting.synthetic import PAPERS, built, make_run, named_study
+from tests.reporting.synthetic import PAPERS, built, change, make_run, named_study
 
 
 def names(root, metric="accuracy/received"):
@@ -42,8 +41,7 @@ def test_a_method_has_one_colour_in_all_figures_and_never_another_methods(tmp_pa
         for place, method in enumerate(("fedavg", own, "jgesr")):
             accuracy = 0.8 + place / 20 + step * (place + 1)
             folder = make_run(tmp_path, f"{place}_{seed}", accuracy, method=method, seed=seed)
-            path = folder / "summary.json"
-            path.write_text(json.dumps(json.loads(path.read_text()) | {"clients": {"accuracy/received": [0.5, 0.9]}}))
+            change(folder, clients={"accuracy/received": [0.5, 0.9]})
     found = names(tmp_path)
     labels = ["fedavg", "Median", "jgesr"]
     curves = {line.get_label(): line.get_color() for line in found["rounds_mnist_s_0.1"].figure.axes[0].get_lines()}
@@ -140,38 +138,48 @@ def test_command_writes_png_svg_pdf_and_captions(tmp_path, capsys):
         main([str(tmp_path), "--metric", "loss/train"])
 
 
-def _cut(path):
-    path.write_bytes(path.read_bytes()[:-40])
-
-
 @pytest.mark.parametrize(
-    ("file", "harm"),
+    ("file", "content", "told"),
     [
-        ("metrics.csv", lambda path: path.write_bytes(b"round,accuracy/received\n0,0.1\xff\n")),
-        ("metrics.csv", lambda path: path.write_text("round,accuracy/received\nx,0.1\n")),
-        ("metrics.csv", lambda path: path.write_text("round,accuracy/received\n0,0.1\n1")),
-        ("metrics.csv", lambda path: path.write_text("")),
-        ("partition.csv", lambda path: path.write_text("")),
-        ("partition.csv", lambda path: path.write_text("client,train,test,zero,one\n0,6,2,8,0\n1,6,2,4")),
-        ("partition.csv", lambda path: path.write_text("client,train,test,zero,one\n0,6,2,8,0\n")),
-        ("partition.csv", lambda path: path.write_text("client,train,test,zero,one\n0,6,2,8,nan\n")),
-        ("graphs.npz", _cut),
-        ("graphs.npz", lambda path: path.write_bytes(b"")),
-        ("graphs.npz", lambda path: np.savez(path, round_00001=np.zeros(3))),
+        ("metrics.csv", b"round,accuracy/received\n0,0.1\xff\n", "can't decode byte 0xff"),
+        ("metrics.csv", b"round,accuracy/received\nx,0.1\n", "invalid literal"),
+        ("metrics.csv", b"round,accuracy/received\n0,0.1\n1", "a row is not as long as the header"),
+        ("metrics.csv", b"", "the file is empty"),
+        ("partition.csv", b"", "the file has no clients"),
+        ("partition.csv", b"client,train,test,zero,one\n0,6,2,8,0\n1,6,2,4", "a row is not as long as the header"),
+        ("partition.csv", b"client,train,test,zero,one\n0,6,2,8,0\n", "has 1 clients, graphs.npz 3"),
+        ("partition.csv", b"client,train,test,zero,one\n0,6,2,8,nan\n", "a count is not a number"),
+        ("graphs.npz", None, "the file is no archive of arrays"),  # cut short
+        ("graphs.npz", b"", "the file is no archive of arrays"),
+        ("graphs.npz", b"\x80\x04\x95", "the file is no archive of arrays"),
+        ("graphs.npz", np.zeros(3), "the graph of round 1 is not a square matrix of weights"),
     ],
 )
-def test_a_run_with_a_damaged_file_is_named_and_the_others_are_drawn(tmp_path, capsys, file, harm):
+def test_a_run_with_a_damaged_file_is_named_and_not_drawn(tmp_path, file, content, told):
     make_run(tmp_path, "sound", 0.9, method="jgesr", seed=0)
-    harm(make_run(tmp_path, "harmed", 0.5, method="jgesr", seed=1) / file)
+    path = make_run(tmp_path, "harmed", 0.5, method="jgesr", seed=1) / file
+    if isinstance(content, np.ndarray):
+        np.savez(path, round_00001=content)
+    else:
+        path.write_bytes(path.read_bytes()[:-40] if content is None else content)
+    found = collect([tmp_path], "accuracy/received")
+    assert [run.name for run in found.runs] == ["sound"]
+    (note,) = found.notes
+    assert note.startswith(f"harmed: {file} ") and told in note
+    # a table needs the summaries alone
+    assert {run.name for run in collect([tmp_path]).runs} == {"sound", "harmed"}
+
+
+def test_pictures_and_the_page_name_a_run_with_a_damaged_file(tmp_path, capsys):
+    make_run(tmp_path, "sound", 0.9, method="jgesr", seed=0)
+    (make_run(tmp_path, "harmed", 0.5, method="jgesr", seed=1) / "metrics.csv").write_text("")
     assert main([str(tmp_path), "--only", "graph_*"]) == 0
     captured = capsys.readouterr()
     assert "graph_jgesr_mnist_s_0.1.png" in captured.out
-    assert captured.err.startswith("note: harmed: ") and file in captured.err and captured.err.count("\n") == 1
+    assert captured.err.startswith("note: harmed: metrics.csv ") and captured.err.count("\n") == 1
     assert report.main([str(tmp_path)]) == 0
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "Results of 1 run<" in page and "harmed: " in page
-    # a table needs the summaries alone
-    assert {run.name for run in collect([tmp_path]).runs} == {"sound", "harmed"}
 
 
 def test_a_damaged_run_does_not_stand_in_for_an_older_sound_one(tmp_path):
@@ -210,10 +218,8 @@ def test_what_a_graph_holds_is_said_by_its_method(tmp_path, method, kind):
 def test_a_spread_over_clients_is_better_where_it_is_less(tmp_path):
     for seed in range(2):
         for method, spread in (("fedavg", 0.10 + 0.01 * seed), ("jgesr", 0.2)):
-            path = make_run(tmp_path, f"{method}{seed}", 0.9, method=method, seed=seed) / "summary.json"
-            summary = json.loads(path.read_text())
-            summary["last"]["accuracy/received_std"] = spread
-            path.write_text(json.dumps(summary))
+            folder = make_run(tmp_path, f"{method}{seed}", 0.9, method=method, seed=seed)
+            change(folder, {"last.accuracy/received_std": spread})
     found = {d.name: d for d in draw(tables_of([tmp_path], "accuracy/received_std"))}
     assert "left of zero is better than jgesr" in found["differences_mnist_s_0.1"].caption
     (table,), _ = built([tmp_path], "accuracy/received_std")
@@ -222,8 +228,8 @@ def test_a_spread_over_clients_is_better_where_it_is_less(tmp_path):
 
 def test_every_client_is_a_point_and_the_worst_is_named(tmp_path):
     for seed, values in enumerate([[0.9, 0.4, 1.0], [0.8, None, 0.7]]):
-        path = make_run(tmp_path, f"r{seed}", 0.9, method="fedavg", seed=seed) / "summary.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"clients": {"accuracy/received": values}}))
+        folder = make_run(tmp_path, f"r{seed}", 0.9, method="fedavg", seed=seed)
+        change(folder, clients={"accuracy/received": values})
     axes = names(tmp_path)["clients_mnist_s_0.1"].figure.axes[0]
     points = max(axes.get_lines(), key=lambda line: len(line.get_xdata())).get_xdata()
     assert sorted(points) == pytest.approx([40, 70, 80, 90, 100])
@@ -321,8 +327,7 @@ def test_figures_call_methods_as_the_study_does_and_keep_their_looks(tmp_path):
     named_study(tmp_path / "runs")
     for folder in (tmp_path / "runs").iterdir():
         if folder.is_dir():
-            path = folder / "summary.json"
-            path.write_text(json.dumps(json.loads(path.read_text()) | {"clients": {"accuracy/received": [0.5, 0.9]}}))
+            change(folder, clients={"accuracy/received": [0.5, 0.9]})
     found = names(tmp_path / "runs")
     called = {"my method", "ours", "jgesr (uniform)"}
     curves = found["rounds_mnist_s_0.1"].figure.axes[0].get_lines()

@@ -1,6 +1,5 @@
 """Folders and files that nobody means to have: none stops a table, a picture or a page; what is left out is named."""
 
-import json
 import os
 import re
 import subprocess
@@ -14,7 +13,8 @@ from jgesr_lightning.reporting.collection import collect
 from jgesr_lightning.reporting.render import latex, markdown
 from jgesr_lightning.reporting.sources import Folder
 from jgesr_lightning.reporting.table import main
-from tests.reporting.synthetic import built, make_run
+from jgesr_lightning.reporting.tables import tables_of
+from tests.reporting.synthetic import built, change, make_run
 
 
 def outputs(root, capsys):
@@ -24,11 +24,6 @@ def outputs(root, capsys):
     assert report.main([str(root), "--out", str(root / "page.html")]) == 0
     captured = capsys.readouterr()
     return captured.out + captured.err, (root / "page.html").read_text(encoding="utf-8")
-
-
-def change(folder, **values):
-    path = folder / "summary.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
 NAMES = (b"caf\xe9", b"a\nb", b"$x^2$", b"a|b<i>", b"\\input{x}%", b"-rf", b"\xe2\x80\xaeevil", b"a b", b"~")
@@ -121,20 +116,13 @@ def test_settings_that_differ_are_not_one_row(tmp_path):
     assert len(table.rows) == 2 and not collection.notes
 
 
-def test_pictures_of_different_labels_have_different_names(tmp_path, capsys):
-    for number, label in enumerate(["x/y", "x_y", "X/Y"]):
+@pytest.mark.parametrize("labels", [("x/y", "x_y", "X/Y"), ("x" * 250, f"{'x' * 250}y", f"{'x' * 250}z")])
+def test_pictures_of_different_labels_have_different_names_that_file_systems_take(tmp_path, labels):
+    for number, label in enumerate(labels):
         make_run(tmp_path, f"run{number}", 0.9, variant=label)
-    assert figures.main([str(tmp_path)]) == 0
-    printed = capsys.readouterr().out.splitlines()
-    assert len({name.lower() for name in printed}) == len(printed)
-    assert sum("graph_" in name for name in printed) == 9
-
-
-def test_pictures_of_long_labels_have_names_that_file_systems_take(tmp_path, capsys):
-    for number in range(2):
-        make_run(tmp_path, f"run{number}", 0.9, variant=f"{'x' * 250}{number}")
-    assert figures.main([str(tmp_path), "--only", "graph_*"]) == 0
-    assert len({os.path.basename(line) for line in capsys.readouterr().out.splitlines()}) == 2 * 3 + 1
+    names = [drawing.name for drawing in figures.draw(tables_of([tmp_path]))]
+    assert len({name.lower() for name in names}) == len(names) and max(map(len, names)) < 250
+    assert sum("graph_" in name for name in names) == 3
 
 
 def test_links_are_followed_once_and_loops_end(tmp_path):
@@ -182,22 +170,6 @@ def test_pictures_are_drawn_whatever_the_environment_names(tmp_path, backend):
         [sys.executable, "-c", imported], env=os.environ | {"MPLBACKEND": backend}, capture_output=True, text=True
     )
     assert done.stdout.strip() == backend, done.stderr  # nobody else's environment is changed
-
-
-def test_an_empty_table_of_metrics_is_said_to_be_empty(tmp_path, capsys):
-    make_run(tmp_path, "good", 0.8)
-    make_run(tmp_path, "bad", 0.8, seed=1)
-    (tmp_path / "bad" / "metrics.csv").write_text("")
-    assert "metrics.csv cannot be read (ValueError: the file is empty)" in outputs(tmp_path, capsys)[1]
-
-
-@pytest.mark.parametrize("content", [b"no archive", b"\x80\x04\x95", b""])
-def test_what_is_no_file_of_graphs_is_said_to_be_none(tmp_path, capsys, content):
-    make_run(tmp_path, "good", 0.8)
-    make_run(tmp_path, "bad", 0.8, seed=1)
-    (tmp_path / "bad" / "graphs.npz").write_bytes(content)
-    said = outputs(tmp_path, capsys)[1]
-    assert "bad: graphs.npz cannot be read (ValueError: the file is no archive of arrays); left out" in said
 
 
 def test_the_last_graph_is_that_of_the_last_round_beyond_five_digits(tmp_path):

@@ -14,7 +14,7 @@ from jgesr_lightning.reporting.map import csv_text, latex, main, markdown, stand
 from jgesr_lightning.reporting.map_plot import caption, lead_text, map_figure, short_names
 from jgesr_lightning.reporting.maps import map_of
 from jgesr_lightning.reporting.tables import tables_of
-from tests.reporting.synthetic import make_run
+from tests.reporting.synthetic import change, make_run
 
 NUMBER = itertools.count()
 
@@ -323,9 +323,7 @@ def test_the_command_writes_tables_and_the_picture(tmp_path, capsys):
 def test_the_command_says_what_is_wrong(tmp_path):
     plane(tmp_path, kappas=(0.1,))
     for path in tmp_path.rglob("summary.json"):
-        summary = json.loads(path.read_text())
-        summary["last"]["accuracy/received_std"] = 0.1
-        path.write_text(json.dumps(summary))
+        change(path.parent, {"last.accuracy/received_std": 0.1})
     for arguments, words in [
         (["--rows", "data.kapa"], "data.kappa"),
         (["--rows", "channel.noise"], "both channel.noise"),
@@ -342,7 +340,7 @@ def test_the_command_says_what_is_wrong(tmp_path):
 def test_a_setting_without_a_say_makes_no_rows(tmp_path):
     plane(tmp_path)
     for path in tmp_path.rglob("summary.json"):
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"data": {"partition": "natural"}}))
+        change(path.parent, data={"partition": "natural"})
     with pytest.raises(ConfigError, match=r"--rows is 'data.kappa', which no run has as a setting"):
         main([str(tmp_path)])
     (panel,) = built(tmp_path, rows="clients").panels
@@ -374,9 +372,7 @@ def test_figures_and_the_page_have_the_map_where_there_is_one(tmp_path):
     assert "Where which method leads" in page and "there" in page
     std = "accuracy/received_std"  # of which less is better, so that the largest leads nowhere
     for path in (tmp_path / "with").glob("*/summary.json"):
-        summary = json.loads(path.read_text())
-        summary["last"][std] = summary["last"]["accuracy/received"] / 10
-        path.write_text(json.dumps(summary))
+        change(path.parent, {f"last.{std}": json.loads(path.read_text())["last"]["accuracy/received"] / 10})
     drawn = [drawing.name for drawing in figures.draw(tables_of([tmp_path / "with"], std))]
     assert drawn and "map" not in drawn
     plane(tmp_path / "without", kappas=(0.1,))

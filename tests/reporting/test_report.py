@@ -1,4 +1,3 @@
-import json
 import re
 from html.parser import HTMLParser
 
@@ -10,7 +9,7 @@ from jgesr_lightning.reporting import report
 from jgesr_lightning.reporting.options import beside
 from jgesr_lightning.reporting.tables import tables_of
 from jgesr_lightning.reporting.words import reading, summary
-from tests.reporting.synthetic import PAPERS, make_run
+from tests.reporting.synthetic import PAPERS, change, make_run
 
 VOID = ("meta", "img", "br")
 
@@ -49,9 +48,7 @@ def study(root):
     for seed, (fedavg, local, jgesr) in enumerate([(0.90, 0.94, 0.95), (0.91, 0.965, 0.955), (0.92, 0.965, 0.97)]):
         for method, accuracy in (("fedavg", fedavg), ("local", local), ("jgesr", jgesr)):
             folder = make_run(root, f"{method}_{seed}", accuracy, method=method, seed=seed, **PAPERS)
-            path = folder / "summary.json"
-            clients = {"accuracy/received": [accuracy, accuracy - 0.1, min(1.0, accuracy + 0.1)]}
-            path.write_text(json.dumps(json.loads(path.read_text()) | {"clients": clients}))
+            change(folder, clients={"accuracy/received": [accuracy, accuracy - 0.1, min(1.0, accuracy + 0.1)]})
 
 
 def made(root, *arguments):
@@ -87,13 +84,8 @@ def test_the_parts_of_two_pictures_are_not_taken_for_each_other(tmp_path):
 
 def test_runs_are_linked_where_they_are(tmp_path):
     folder = make_run(tmp_path / "some where", "a run #1?", 0.9)
-    path = folder / "summary.json"
-    content = json.loads(path.read_text())
-    path.write_text(json.dumps(content | {"wandb": {"url": "https://wandb.ai/me/p/runs/1", "path": "me/p/1"}}))
-    evil = make_run(tmp_path / "some where", "evil", 0.9, seed=1) / "summary.json"
-    evil.write_text(
-        json.dumps(content | {"wandb": {"url": "javascript:alert(1)"}, "config": content["config"] | {"seed": 1}})
-    )
+    change(folder, wandb={"url": "https://wandb.ai/me/p/runs/1", "path": "me/p/1"})
+    change(make_run(tmp_path / "some where", "evil", 0.9, seed=1), wandb={"url": "javascript:alert(1)"})
     links = Page(made(tmp_path)).links
     assert links[:3] == [
         "some%20where/a%20run%20%231%3F", "some%20where/a%20run%20%231%3F/config.yaml", "https://wandb.ai/me/p/runs/1",
@@ -216,8 +208,7 @@ def test_the_page_stays_small_and_names_what_it_leaves_out(tmp_path, monkeypatch
 def test_any_number_of_clients(tmp_path, clients):
     folder = make_run(tmp_path, "a", 0.9)
     values = np.linspace(0, 1, clients).tolist()
-    path = folder / "summary.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"clients": {"accuracy/received": values}}))
+    change(folder, clients={"accuracy/received": values})
     lines = [f"{k},6,2,8,0,0" for k in range(clients)]
     (folder / "partition.csv").write_text("\n".join(["client,train,test,a,b,c", *lines]) + "\n")
     np.savez(folder / "graphs.npz", round_00002=np.ones((clients, clients)))
@@ -250,10 +241,8 @@ def test_many_methods_level_with_the_best_are_counted(tmp_path, count, rest):
 
 def test_diagnostics_show_how_far_from_stationary_a_solver_stopped(tmp_path):
     for seed, residual in enumerate((1e-3, 3e-3)):
-        path = make_run(tmp_path, f"r{seed}", 0.9, seed=seed) / "summary.json"
-        content = json.loads(path.read_text())
-        content["last"] |= {"aggregator/stationarity_models": residual, "aggregator/iterations": 60 + seed}
-        path.write_text(json.dumps(content))
+        folder = make_run(tmp_path, f"r{seed}", 0.9, seed=seed)
+        change(folder, {"last.aggregator/stationarity_models": residual, "last.aggregator/iterations": 60 + seed})
     text = made(tmp_path)
     assert "<th>residual of models</th>" in text and "residual of graph" not in text
     assert "<td>2.0e-03</td>" in text

@@ -11,18 +11,15 @@ from jgesr_lightning.reporting.render import csv_text
 from jgesr_lightning.reporting.store import store
 from jgesr_lightning.reporting.table import main
 from jgesr_lightning.reporting.tables import tables_of
-from tests.reporting.synthetic import built, make_run
+from tests.reporting.synthetic import built, change, make_run
 
 
 def study(root):
     for seed in range(3):
         for method, accuracy in (("fedavg", 0.9), ("jgesr", 0.95)):
             folder = make_run(root, f"{method}_{seed}", accuracy * (1 + seed / 300), method=method, seed=seed)
-            path = folder / "summary.json"
-            content = json.loads(path.read_text())
-            content["clients"] = {"accuracy/received": [1 / 3, 2 / 7, 0.9]}
-            content["remarks"] = [{"kind": "diverged", "rounds": [1], "text": "J rose"}] if seed == 1 else []
-            path.write_text(json.dumps(content))
+            remarks = [{"kind": "diverged", "rounds": [1], "text": "J rose"}] if seed == 1 else []
+            change(folder, clients={"accuracy/received": [1 / 3, 2 / 7, 0.9]}, remarks=remarks)
 
 
 @pytest.mark.parametrize("name", ["results.json", "results.json.gz"])
@@ -63,9 +60,7 @@ def test_what_is_stored_can_be_stored_again(tmp_path):
 
 def test_a_long_trace_is_thinned_and_drawn_where_it_was(tmp_path):
     folder = make_run(tmp_path / "runs", "a", 0.9)
-    summary = json.loads((folder / "summary.json").read_text())
-    summary["aggregation"]["objective"] = [1 / (1 + k) for k in range(10_000)]
-    (folder / "summary.json").write_text(json.dumps(summary))
+    change(folder, {"aggregation.objective": [1 / (1 + k) for k in range(10_000)]})
     store(built([tmp_path / "runs"])[1], tmp_path / "a.json")
     assert (tmp_path / "a.json").stat().st_size < 20_000
     (run,) = built([tmp_path / "a.json"])[1].runs

@@ -1,6 +1,5 @@
 import csv
 import io
-import json
 import os
 import re
 import subprocess
@@ -19,7 +18,7 @@ from jgesr_lightning.reporting.store import store
 from jgesr_lightning.reporting.table import main
 from jgesr_lightning.reporting.tables import describe, protocol_text, tables_of
 from jgesr_lightning.study import load_study
-from tests.reporting.synthetic import PAPERS, built, make_run, named_study
+from tests.reporting.synthetic import PAPERS, built, change, make_run, named_study
 
 
 def study(root, **settings):
@@ -90,10 +89,7 @@ def test_the_papers_means_do_not_stand_beside_the_worst_client(tmp_path):
     make_run(tmp_path, "a", 0.9, method="fedavg", **PAPERS)
     (mean,), _ = built([tmp_path])
     assert "paper" in cells(markdown(mean), "method")[0]
-    summary = tmp_path / "a" / "summary.json"
-    content = json.loads(summary.read_text())
-    content["last"]["accuracy/received_worst"] = 0.5
-    summary.write_text(json.dumps(content))
+    change(tmp_path / "a", {"last.accuracy/received_worst": 0.5})
     (worst,), _ = built([tmp_path], "accuracy/received_worst")
     assert cells(markdown(worst), "method")[0] == ["mnist s=0.1 (%)"]
     assert worst.entries["fedavg", ("mnist", 0.1, 0.0)].paper is None
@@ -162,10 +158,7 @@ def test_equal_means_both_lead_and_neither_is_bold(tmp_path):
 
 def test_of_a_graphs_precision_the_greater_leads(tmp_path):
     for method, value in (("jgesr", 0.9), ("cfl", 0.4)):
-        path = make_run(tmp_path, method, 0.5, method=method) / "summary.json"
-        content = json.loads(path.read_text())
-        content["last"]["graph/precision"] = value
-        path.write_text(json.dumps(content))
+        change(make_run(tmp_path, method, 0.5, method=method), {"last.graph/precision": value})
     (table,), _ = built([tmp_path], "graph/precision")
     assert [label for (label, _), entry in table.entries.items() if entry.leads] == ["jgesr"]
     (losses,), _ = built([tmp_path], "loss/train")
@@ -177,7 +170,7 @@ def with_last(root, metric, values):
     for method, held in values.items():
         for seed, value in enumerate(held):
             folder = make_run(root, f"{method}{seed}", 0.5, method=method, seed=seed, with_files=False)
-            change(folder, last=json.loads((folder / "summary.json").read_text())["last"] | {metric: value})
+            change(folder, {f"last.{metric}": value})
 
 
 def test_small_numbers_without_a_unit_keep_their_digits(tmp_path):
@@ -251,9 +244,7 @@ def test_failed_and_unfinished_runs_are_named_and_left_out(tmp_path):
     make_run(tmp_path, "gone_wrong", 0.99, status="failed", method="fedavg", seed=8)
     make_run(tmp_path, "torn", 0.99, method="fedavg", seed=9)
     (tmp_path / "torn" / "summary.json").write_text('{"schema": 1, "sta')
-    make_run(tmp_path, "newer_format", 0.99, method="fedavg", seed=10)
-    summary = json.loads((tmp_path / "newer_format" / "summary.json").read_text())
-    (tmp_path / "newer_format" / "summary.json").write_text(json.dumps(summary | {"schema": 2}))
+    change(make_run(tmp_path, "newer_format", 0.99, method="fedavg", seed=10), schema=2)
     (tmp_path / "begun").mkdir()
     (tmp_path / "begun" / "config.yaml").write_text("seed: 1\n")
     (table,), collection = built([tmp_path])
@@ -296,16 +287,14 @@ def test_it_is_said_where_the_data_changed_between_runs(tmp_path):
         ("c", "local", 1, "3" * 32),  # of another seed: shared out otherwise
         ("d", "cfl", 0, "4" * 16),  # of before all inputs counted
     ):
-        path = make_run(tmp_path, name, 0.5, method=method, seed=seed) / "summary.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"data": {"digest": digest}}))
+        change(make_run(tmp_path, name, 0.5, method=method, seed=seed), data={"digest": digest})
     assert built([tmp_path])[1].notes == ["b: other samples than a, of equal settings; the data changed in between"]
 
 
 def test_it_is_said_where_code_changed_between_runs(tmp_path):
     for name, seed, code in (("a", 0, "1"), ("b", 1, "1"), ("c", 2, "2"), ("d", 3, None)):
-        path = make_run(tmp_path, name, 0.5, method="/x/mine.py:Mine", seed=seed) / "summary.json"
         more = {} if code is None else {"code": {"aggregator.name": code}}
-        path.write_text(json.dumps(json.loads(path.read_text()) | more))
+        change(make_run(tmp_path, name, 0.5, method="/x/mine.py:Mine", seed=seed), more)
     assert built([tmp_path])[1].notes == ["c: /x/mine.py:Mine is another than for a; its file changed in between"]
 
 
@@ -327,9 +316,7 @@ def test_methods_of_one_name_from_two_files_are_said_to_count_together(tmp_path)
 @pytest.mark.parametrize("data", ["tensors", "/mine.py:blobs"])
 def test_data_of_ones_own_from_two_places_make_two_tables(tmp_path, data):
     for place in "ab":
-        folder = make_run(tmp_path, place, 0.5, method="fedavg", data=data)
-        config = json.loads((folder / "summary.json").read_text())["config"]
-        change(folder, config=config | {"data": config["data"] | {"root": place}})
+        change(make_run(tmp_path, place, 0.5, method="fedavg", data=data), {"config.data.root": place})
     tables, collection = built([tmp_path])
     assert (len(tables), collection.notes) == (2, [])
 
@@ -403,9 +390,8 @@ def test_the_mean_over_the_last_evaluations(tmp_path):
 
 def rewrite(folder, last, *lines):
     """Give a run other last values and another table of metrics."""
-    summary = json.loads((folder / "summary.json").read_text())
     ends = int("\n".join(lines).splitlines()[-1].split(",")[0])
-    change(folder, last=summary["last"] | {"round": ends} | last)
+    change(folder, {"last.round": ends, **{f"last.{key}": value for key, value in last.items()}})
     (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
 
 
@@ -571,23 +557,11 @@ def test_a_run_may_be_named_like_a_folder_inside_a_run(tmp_path, name):
 )
 def test_a_damaged_summary_is_named_and_left_out(tmp_path, place, value):
     make_run(tmp_path, "sound", 0.9)
-    path = make_run(tmp_path, "harmed", 0.8, seed=1) / "summary.json"
-    summary = json.loads(path.read_text())
-    *parents, key = place.split(".")
-    inner = summary
-    for parent in parents:
-        inner = inner[parent]
-    inner[key] = value
-    path.write_text(json.dumps(summary))
+    change(make_run(tmp_path, "harmed", 0.8, seed=1), {place: value})
     (table,), collection = built([tmp_path])
     assert [entry.value.n for entry in table.entries.values()] == [1]
     (note,) = collection.notes
     assert note.startswith("harmed: summary.json cannot be read") and len(note) < 500
-
-
-def change(folder, **values):
-    path = folder / "summary.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
 def test_runs_that_met_something_are_marked_everywhere(tmp_path):
@@ -662,13 +636,8 @@ def test_a_value_of_a_grid_that_is_called_like_a_method_is_none(tmp_path):
 
 
 def test_the_metric_that_runs_name_leads(tmp_path):
-    make_run(tmp_path, "a", 0.9, metric="accuracy/trained")
-    folder = make_run(tmp_path, "b", 0.8, seed=1)
-    for path in (folder, tmp_path / "a"):
-        summary = json.loads((path / "summary.json").read_text())
-        summary["config"]["metric"] = "accuracy/trained"
-        summary["config"]["aggregator"].pop("metric", None)
-        (path / "summary.json").write_text(json.dumps(summary))
+    for seed in (0, 1):
+        change(make_run(tmp_path, f"a{seed}", 0.9, seed=seed), {"config.metric": "accuracy/trained"})
     assert built([tmp_path])[0][0].metric == "accuracy/trained"
     assert built([tmp_path], "accuracy/received")[0][0].metric == "accuracy/received"
 
@@ -676,8 +645,8 @@ def test_the_metric_that_runs_name_leads(tmp_path):
 def test_worst_client_and_worst_decile_stand_beside_the_mean(tmp_path):
     for seed, worst in enumerate((0.5, 0.6)):
         folder = make_run(tmp_path, f"r{seed}", 0.9, method="fedavg", seed=seed)
-        last = json.loads((folder / "summary.json").read_text())["last"]
-        change(folder, last=last | {"accuracy/received_worst": worst, "accuracy/received_worst_decile": worst + 0.1})
+        worse = {"last.accuracy/received_worst": worst, "last.accuracy/received_worst_decile": worst + 0.1}
+        change(folder, worse)
     (table,), _ = built([tmp_path])
     assert cells(markdown(table), "method")[0][-2:] == ["worst client", "worst decile"]
     assert cells(markdown(table), "fedavg")[0][-2:] == ["55.00", "65.00"]
@@ -687,8 +656,7 @@ def test_worst_client_and_worst_decile_stand_beside_the_mean(tmp_path):
 
 def test_the_worst_tenth_of_ten_clients_is_the_worst_client(tmp_path):
     folder = make_run(tmp_path, "a", 0.9, method="fedavg", clients=10)
-    last = json.loads((folder / "summary.json").read_text())["last"]
-    change(folder, last=last | {"accuracy/received_worst": 0.5, "accuracy/received_worst_decile": 0.5})
+    change(folder, {"last.accuracy/received_worst": 0.5, "last.accuracy/received_worst_decile": 0.5})
     (table,), _ = built([tmp_path])
     assert cells(markdown(table), "method")[0] == ["mnist s=0.1 (%)", "worst client"]
     (row,) = csv.DictReader(io.StringIO(csv_text([table])))
@@ -699,14 +667,12 @@ def test_parts_of_ones_own_are_told_by_their_names_not_their_paths(tmp_path):
     places = ("/home/me/mine.py:Small", "/home/me/mine.py:Large")
     for name, network in zip("ab", places, strict=True):
         folder = make_run(tmp_path, name, 0.5, data="/home/me/mine.py:blobs")
-        config = json.loads((folder / "summary.json").read_text())["config"]
-        config |= {"model": {"name": network}, "data": config["data"] | {"partition": places[0]}}
-        change(folder, config=config)
+        change(folder, {"config.model.name": network, "config.data.partition": places[0]})
     text = all_markdown(built([tmp_path])[0], [])
     assert "network Small" in text and "differs from the others in model.name=Large" in text
     assert "| method | blobs s=0.1 (%) |" in text and "/home" not in text
-    config["model"]["name"] = "/home/you/mine.py:Small"  # whose name alone would not tell it from the other
-    change(folder, config=config)
+    # whose name alone would not tell it from the other
+    change(folder, {"config.model.name": "/home/you/mine.py:Small"})
     assert "differs from the others in model.name=/home/you/mine.py:Small" in all_markdown(built([tmp_path])[0], [])
 
 
@@ -735,8 +701,7 @@ def test_the_partition_is_named_with_what_it_uses():
 def of_partition(root, name, told, partition=None, **settings):
     """Write a run of the paper's settings, whose configuration and summary name a partition."""
     folder = make_run(root, name, 0.9, with_files=False, **PAPERS | {"method": "fedavg"} | settings)
-    config = json.loads((folder / "summary.json").read_text())["config"]
-    change(folder, config=config | {"data": config["data"] | {"partition": partition}}, data={"partition": told})
+    change(folder, {"config.data.partition": partition}, data={"partition": told})
 
 
 def test_the_partition_that_was_used_is_told_not_the_usual_one(tmp_path):
