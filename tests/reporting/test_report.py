@@ -56,6 +56,12 @@ def made(root, *arguments):
     return (root / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Pages without pictures, which take their time."""
+    monkeypatch.setattr(report, "LIMIT", 0)
+
+
 def test_the_page_is_whole_and_fetches_nothing(tmp_path):
     study(tmp_path)
     make_run(tmp_path, "a<b>&c", 0.9, status="failed")
@@ -82,6 +88,7 @@ def test_the_parts_of_two_pictures_are_not_taken_for_each_other(tmp_path):
         assert f'id="{used[0] or used[1]}"' in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_runs_are_linked_where_they_are(tmp_path):
     folder = make_run(tmp_path / "some where", "a run #1?", 0.9)
     change(folder, wandb={"url": "https://wandb.ai/me/p/runs/1", "path": "me/p/1"})
@@ -93,6 +100,7 @@ def test_runs_are_linked_where_they_are(tmp_path):
     assert not any("javascript" in link for link in links)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_words_say_who_leads_what_is_clear_and_what_is_level(tmp_path):
     study(tmp_path)
     (table,) = tables_of([tmp_path]).tables
@@ -126,6 +134,7 @@ def test_the_page_says_why_its_words_and_its_tables_have_other_intervals(tmp_pat
     assert "all of them to jgesr" in told
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_file_that_is_no_page_is_not_replaced_by_one(tmp_path):
     study(tmp_path)
     mine = tmp_path / "study.yaml"
@@ -239,6 +248,7 @@ def test_many_methods_level_with_the_best_are_counted(tmp_path, count, rest):
     assert level.count("(alpha=") == 5 and level.endswith(f" and {rest}.")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_diagnostics_show_how_far_from_stationary_a_solver_stopped(tmp_path):
     for seed, residual in enumerate((1e-3, 3e-3)):
         folder = make_run(tmp_path, f"r{seed}", 0.9, seed=seed)
