@@ -51,10 +51,10 @@ AXES = {
 """What a study's file calls those of them that it sets."""
 
 COPIES_MAY_DIFFER = (
-    *("name", "output_dir", "resume", "data.root", "metric"),
-    *("logging.project", "logging.group", "logging.entity", "logging.job_type", "logging.notes", "logging.tags"),
-    *("runtime.devices", "runtime.num_nodes"),
-)
+    "name", "output_dir", "resume", "data.root", "metric", "logging.project", "logging.group", "logging.entity",
+    "logging.job_type", "logging.notes", "logging.tags", "runtime.devices", "runtime.num_nodes",
+)  # fmt: skip
+"""Settings in which a run may differ from the cell that it stands for: names, places, devices, and what W&B is told."""
 
 
 class StudyFile(Section):
