@@ -153,10 +153,10 @@ def _wandb_url(run: Run) -> str | None:
 
 
 def _page_file(text: str) -> Path:
-    """Return the path that a user gave for the page; PathError where something else than a page is there."""
+    """Return the path that a user gave for the page; PathError where it is called like something else."""
     path = user_file(text)
-    if os.path.lexists(path) and path.suffix.lower() not in (".html", ".htm"):
-        raise PathError(f"{shown(path)} is there and no page (.html); name another file")
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise PathError(f"{shown(path)} does not end with .html, as a page must")
     return path
 
 

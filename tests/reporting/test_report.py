@@ -139,8 +139,9 @@ def test_a_file_that_is_no_page_is_not_replaced_by_one(tmp_path):
     study(tmp_path)
     mine = tmp_path / "study.yaml"
     mine.write_text("base: base\n")
-    with pytest.raises(ConfigError, match=r"study\.yaml is there and no page \(\.html\); name another file"):
-        report.main([str(tmp_path), "--out", str(mine)])
+    for path in (mine, tmp_path / "page"):  # a page of that name could not be made anew
+        with pytest.raises(ConfigError, match=rf"{path} does not end with \.html, as a page must"):
+            report.main([str(tmp_path), "--out", str(path)])
     assert mine.read_text() == "base: base\n"
     assert report.main([str(tmp_path), "--out", str(tmp_path / "page.html")]) == 0
     assert report.main([str(tmp_path), "--out", str(tmp_path / "page.html")]) == 0
