@@ -171,20 +171,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if arguments.rows == arguments.columns:
         raise ConfigError(f"--rows and --columns are both {arguments.rows}; give two settings")
-    runs = tables_of(arguments.folders, arguments.metric)
-    accuracies_only(runs.metric)
-    if not higher_is_better(runs.metric):
-        raise ConfigError(
-            f"--metric is {runs.metric!r}, of which less is better; a map shows who leads in, say, {METRIC}"
-        )
+    findings = tables_of(arguments.folders, arguments.metric)
+    metric, collection = findings.metric, findings.collection
+    accuracies_only(metric)
+    if not higher_is_better(metric):
+        raise ConfigError(f"--metric is {metric!r}, of which less is better; a map shows who leads in, say, {METRIC}")
     for name, key in (("--rows", arguments.rows), ("--columns", arguments.columns)):
-        if wrong := _no_axis(key, runs.collection.runs):
+        if wrong := _no_axis(key, collection.runs):
             raise ConfigError(f"{name} is {shown(key)!r}, {wrong}")
-    collection = runs.collection
     baselines = (
         BASELINES if arguments.baseline is None else list(dict.fromkeys(map(collection.label_of, arguments.baseline)))
     )
-    found = map_of(collection.runs, runs.metric, arguments.rows, arguments.columns, baselines, collection.names)
+    found = map_of(collection.runs, metric, arguments.rows, arguments.columns, baselines, collection.names)
     for kind in WRITERS if arguments.format == "all" else [arguments.format]:
         name, write = WRITERS[kind]
         if arguments.out is None:
@@ -197,7 +195,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for drawing in map_drawings(found):
             for path in plots.save(drawing.figure, arguments.out / drawing.name):
                 print(path)
-    for note in runs.collection.notes:
+    for note in collection.notes:
         print(f"note: {note}", file=sys.stderr)
     return 0
 
