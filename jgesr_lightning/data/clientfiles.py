@@ -22,7 +22,7 @@ KNOWN = (*SUFFIXES, TABLE)
 def find_clients(root: Path, given: bool, label: str) -> Source:
     """Find one .pt, .npz or .csv file a client in the folder, or in its `train/` and `test/`.
 
-    Clients are named by their files, without the ending, and numbered in alphabetical order of these names.
+    Clients are named by their files, without the ending, and numbered in the order of these files.
 
     Raises:
         DataError: there are no such files, two of one name, or a client has a part of two.

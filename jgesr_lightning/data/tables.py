@@ -53,13 +53,7 @@ def read_table(
             file.seek(0)
             reader = csv.reader(file, strict=True, skipinitialspace=True)
             columns = [name.strip() for name in next(reader, [])]
-            twice = sorted({name for name in columns if columns.count(name) > 1})
-            if twice:
-                raise DataError(f"{path} has more than one column {twice[0]!r}")
-            place = -1 if label is None else _label_place(path, columns, label, option)
-            read = [k for k, name in enumerate(columns) if k != place and (not wanted or name in wanted)]
-            if not wanted and not all(columns[k] for k in read):  # most often the row's number, and no feature
-                raise DataError(f"{path} has a column without a name; name it, or leave it out (pandas: index=False)")
+            place, read = _places(path, columns, label, wanted, option)
             for row in reader:
                 if not row:
                     continue
@@ -68,12 +62,7 @@ def read_table(
                         f"{path}, line {reader.line_num}: {len(row)} values, but there are {len(columns)} columns"
                     )
                 values.extend(_number(path, reader.line_num, columns[k], row[k]) for k in read)
-                labels.append("0" if label is None else _POINT_ZERO.sub(r"\1", row[place].strip()))
-                if labels[-1] in MISSING:
-                    found = repr(labels[-1]) if labels[-1] else "empty"
-                    raise DataError(
-                        f"{path}, line {reader.line_num}: column {label!r} is {found}; each sample needs a label"
-                    )
+                labels.append("0" if place is None else _label(path, reader.line_num, columns[place], row[place]))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path} cannot be read as a table ({' '.join(str(error).split())[:120]})") from error
     if not labels:
@@ -95,16 +84,32 @@ def _refuse_semicolons(path: Path, line: str, label: str | None, wanted: Sequenc
     raise DataError(f"{path}: its columns are separated by semicolons, and must be by commas{then}")
 
 
-def _label_place(path: Path, columns: list[str], label: str, option: str) -> int:
-    if label not in columns:
+def _places(
+    path: Path, columns: list[str], label: str | None, wanted: Sequence[str], option: str
+) -> tuple[int | None, list[int]]:
+    """Return the place of the labels among the columns, None where there are to be none, and those of the features."""
+    if twice := sorted({name for name in columns if columns.count(name) > 1}):
+        raise DataError(f"{path} has more than one column {twice[0]!r}")
+    if label is not None and label not in columns:
         found = ", ".join(columns)[:100] or "nothing"
         raise DataError(
             f"{path} has no column {label!r}{nearest(label, columns)}; its first line names {found}; name the column "
             f"of labels by {option} (columns are separated by commas)"
         )
-    if len(columns) < 2:
+    if columns == [label]:
         raise DataError(f"{path} has the column {label!r} alone; it must have features beside it")
-    return columns.index(label)
+    features = [k for k, name in enumerate(columns) if name != label and (not wanted or name in wanted)]
+    if not wanted and not all(columns[k] for k in features):  # most often the row's number, and no feature
+        raise DataError(f"{path} has a column without a name; name it, or leave it out (pandas: index=False)")
+    return None if label is None else columns.index(label), features
+
+
+def _label(path: Path, line: int, column: str, text: str) -> str:
+    found = _POINT_ZERO.sub(r"\1", text.strip())
+    if found in MISSING:
+        what = repr(found) if found else "empty"
+        raise DataError(f"{path}, line {line}: column {column!r} is {what}; each sample needs a label")
+    return found
 
 
 def _pythons(text: str) -> bool:
