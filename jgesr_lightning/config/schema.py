@@ -61,12 +61,12 @@ def _is_elsewhere(kind: str, name: str, info: ValidationInfo) -> bool:
 PathText = Annotated[str, AfterValidator(_path)]
 Label = Annotated[str | None, AfterValidator(_taken_by_wandb)]
 Positive = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0)]
 Metric = Literal[
     "accuracy/received", "accuracy/received_weighted", "accuracy/received_std", "accuracy/received_worst",
     "accuracy/received_worst_decile", "accuracy/trained", "accuracy/trained_weighted", "accuracy/trained_std",
     "accuracy/trained_worst", "accuracy/trained_worst_decile",
 ]  # fmt: skip
-Seed = Annotated[int, Field(ge=0)]
 
 
 class DataConfig(Section):
@@ -82,7 +82,7 @@ class DataConfig(Section):
     """Column of labels in tables (.csv)."""
     partition: Annotated[str, Field(pattern=r"\S"), _known("partitions")] | None = None
     """How samples are shared out, or a file of lists; None: as the data are."""
-    classes_per_client: int = Field(2, ge=1)
+    classes_per_client: Positive = 2
     """Shards of one class that a client is dealt (partition shards)."""
     planted: Literal["labels", "rotations"] | None = None
     """Clients are in groups, told apart by renamed classes or turned images; None: no groups."""
@@ -114,7 +114,7 @@ class ModelConfig(Section):
 class LocalConfig(Section):
     """Training at the clients. The paper gives no batch size: 128 brings FedAvg's row nearest to its own."""
 
-    epochs: int = Field(5, ge=1)
+    epochs: Positive = 5
     """Passes over a client's training samples in each round."""
     batch_size: Positive | Literal["full"] = 128
     """Samples a step; full: all of a client's, one step."""
@@ -214,7 +214,7 @@ class AggregatorConfig(PartSection):
 class EvaluationConfig(Section):
     """When accuracies are measured; the first and the last round always are."""
 
-    every: int = Field(1, ge=1)
+    every: Positive = 1
     """Rounds from one evaluation to the next."""
 
 
@@ -225,7 +225,7 @@ class RuntimeConfig(Section):
     """Kind of device."""
     devices: Positive | Literal["auto"] = "auto"
     """Number of devices on each node."""
-    num_nodes: int = Field(1, ge=1)
+    num_nodes: Positive = 1
     """Number of machines."""
     precision: Literal["32-true", "bf16-mixed", "64-true"] = "32-true"
     """Of training."""
@@ -234,7 +234,7 @@ class RuntimeConfig(Section):
 class CheckpointConfig(Section):
     """When the run is saved; the last round always is."""
 
-    every: int = Field(1, ge=1)
+    every: Positive = 1
     """Rounds from one checkpoint to the next."""
     keep_trained: bool = True
     """Whether the last round's trained models are kept too; twice the size."""
@@ -265,7 +265,7 @@ class LoggingConfig(Section):
     """Whether W&B keeps the final models and graph as an artifact."""
     save_code: bool = False
     """Whether W&B keeps the code of this package."""
-    graph_every: int = Field(5, ge=1)
+    graph_every: Positive = 5
     """Rounds from one picture of the graph to the next."""
 
 
@@ -291,11 +291,11 @@ class Config(Section):
 
     name: Annotated[str, AfterValidator(_folder_name)] = "run"
     """Name of the run's folder; in a file, by default, the file's own name."""
-    seed: int = Field(0, ge=0)
+    seed: Seed = 0
     """Seed of all randomness that `seeds` does not set apart."""
-    rounds: int = Field(30, ge=1)
+    rounds: Positive = 30
     """R, rounds of training, upload and aggregation."""
-    clients: int = Field(20, ge=1)
+    clients: Positive = 20
     """K, their number."""
     participation: float = Field(1.0, gt=0, le=1)
     """Part of the clients that take part in a round."""
