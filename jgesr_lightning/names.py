@@ -90,11 +90,6 @@ _FILE = re.compile(r"(?P<place>.+\.py):(?P<attribute>[^\W\d][\w.]*)")
 _MODULE = re.compile(r"(?P<place>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<attribute>[^\W\d][\w.]*)")
 
 
-def register(kind: str, name: str, part: Any) -> None:
-    """Make a part known by a name, in this process."""
-    BUILTIN[kind][name] = part
-
-
 def known(kind: str) -> tuple[str, ...]:
     """Return the names of a kind that can be chosen without saying where they stand."""
     return (*BUILTIN[kind], *(point.name for point in _entry_points(kind) if point.name not in BUILTIN[kind]))

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from jgesr_lightning.data.dataset import DataError, RawDataset, make_dataset
 from jgesr_lightning.data.partition import class_table, dirichlet_partition, split_train_test, stratified_subset
 from jgesr_lightning.data.partitions import make_partition
-from jgesr_lightning.data.registry import Source, register_dataset, register_partition
+from jgesr_lightning.data.registry import Source
 from jgesr_lightning.data.sources import data_root, load_dataset
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ __all__ = [
     "load_dataset",
     "make_dataset",
     "make_partition",
-    "register_dataset",
-    "register_partition",
     "split_train_test",
     "stratified_subset",
 ]

@@ -129,7 +129,7 @@ def make_partition(
     """Return K disjoint, sorted index arrays into `labels`, by a named partition, a function or a file of lists.
 
     Args:
-        partition: a partition's name, the path of a file of index lists, or a function; see `register_partition`.
+        partition: a partition's name, the path of a file of index lists, or a function; see `Partition`.
         labels: (n,) labels of the whole training set.
         num_clients: number of clients K.
         subset: sorted indices of the samples that are used at all; None: all. A function sees these alone, a file's

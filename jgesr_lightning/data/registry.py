@@ -34,38 +34,21 @@ class Source:
 
 
 Finder = Callable[..., "Source | RawDataset"]
+"""A data set: ``(root, ...) -> Source`` or ``(root, ...) -> RawDataset``.
+
+It looks for the data under `root` and raises DataError if there are none. Of the following options it is given those
+that it names as parameters: `download` (whether to fetch what is not there; without it nothing is ever fetched),
+`verify` (whether what was published with a checksum must have it), `label` (name of the column of labels), `given`
+(whether `root` was given, rather than a default). A Source is decoded once and kept in a cache; a RawDataset is made at
+every start.
+"""
+
 Partition = Callable[..., Sequence[Any]]
+"""A partition: ``(labels, num_clients, ...) -> list of index arrays``.
 
-
-def register_dataset(name: str) -> Callable[[Finder], Finder]:
-    """Make a function ``(root, ...) -> Source`` or ``(root, ...) -> RawDataset`` known as data set `name`.
-
-    It looks for the data under `root` and raises DataError if there are none. Of the following options it is given
-    those that it names as parameters: `download` (whether to fetch what is not there; without it nothing is ever
-    fetched), `verify` (whether what was published with a checksum must have it), `label` (name of the column of
-    labels), `given` (whether `root` was given, rather than a default). A Source is decoded once and kept in a cache; a
-    RawDataset is made at every start.
-    """
-
-    def register(find: Finder) -> Finder:
-        names.register("data", name, find)
-        return find
-
-    return register
-
-
-def register_partition(name: str) -> Callable[[Partition], Partition]:
-    """Make a function ``(labels, num_clients, ...) -> list of index arrays`` known as partition `name`.
-
-    Of the options `seed`, `kappa`, `min_samples`, `classes_per_client`, `clients` (the client number of each sample, or
-    None) and `client_names` it is given those that it names as parameters.
-    """
-
-    def register(function: Partition) -> Partition:
-        names.register("partitions", name, function)
-        return function
-
-    return register
+Of the options `seed`, `kappa`, `min_samples`, `classes_per_client`, `clients` (the client number of each sample, or
+None) and `client_names` it is given those that it names as parameters.
+"""
 
 
 def call(key: str, function: Callable[..., Any], *arguments: Any, **offered: Any) -> Any:

@@ -46,7 +46,7 @@ def build_model(name: str, in_channels: int, image_size: Size, num_classes: int,
 
 
 def _made(name: str, in_channels: int, size: Size, num_classes: int) -> nn.Module:
-    make = None if name.startswith(PREFIX) else names.find("models", name)
+    make: ModelFactory | None = None if name.startswith(PREFIX) else names.find("models", name)
     try:
         if make is None:
             return torchvision_network(name.removeprefix(PREFIX), in_channels, size, num_classes)

@@ -8,14 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jgesr_lightning import names
-from jgesr_lightning.data import (
-    DataError,
-    FederatedDataModule,
-    class_table,
-    dirichlet_partition,
-    make_dataset,
-    register_partition,
-)
+from jgesr_lightning.data import DataError, FederatedDataModule, class_table, dirichlet_partition, make_dataset
 from jgesr_lightning.data.partitions import make_partition
 from jgesr_lightning.data.synthetic import make_synthetic
 
@@ -242,13 +235,3 @@ def test_the_data_module_takes_every_partition(tmp_path, monkeypatch, name):
     assert ("leaves out 1000 of 4000 samples" in data.left_out) == (name == "file")
     if name == "natural":
         assert all(set(owners[data.train_indices(k)]) | set(owners[data.test_indices(k)]) == {k} for k in range(4))
-
-
-def test_a_new_partition_is_one_function(monkeypatch):
-    monkeypatch.setitem(names.BUILTIN, "partitions", dict(names.BUILTIN["partitions"]))
-
-    @register_partition("first")
-    def first(labels, num_clients):
-        return [[2 * k, 2 * k + 1] for k in range(num_clients)]
-
-    assert [part.tolist() for part in parts_of("first", K=2)] == [[0, 1], [2, 3]]

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from jgesr_lightning import names
-from jgesr_lightning.data import DataError, Source, data_root, load_dataset, register_dataset, sources
+from jgesr_lightning.data import DataError, Source, data_root, load_dataset, sources
 from jgesr_lightning.data.fetch import FetchError
 from jgesr_lightning.data.synthetic import make_synthetic
 
@@ -161,20 +161,17 @@ def test_an_unknown_name_lists_the_known_ones(tmp_path):
 
 
 def test_a_new_data_set_is_one_function(tmp_path, monkeypatch):
-    monkeypatch.setitem(names.BUILTIN, "data", dict(names.BUILTIN["data"]))
-
-    @register_dataset("toy")
     def find_toy(root, download):
         return Source(lambda: make_synthetic("toy"))
 
-    @register_dataset("bare")
     def make_bare(root):
         return make_synthetic(f"bare {root.name}")
 
-    @register_dataset("wrong")
     def make_wrong(root, **options):
         return options
 
+    for name, function in (("toy", find_toy), ("bare", make_bare), ("wrong", make_wrong)):
+        monkeypatch.setitem(names.BUILTIN["data"], name, function)
     assert load_dataset("toy", tmp_path).name == "toy"
     assert load_dataset("bare", tmp_path).name == f"bare {tmp_path.name}"
     with pytest.raises(DataError, match="must return a RawDataset or a Source; this one returned dict"):
