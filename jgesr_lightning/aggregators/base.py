@@ -255,6 +255,8 @@ class Aggregator(nn.Module, ABC):
         noise_std = None if noise_std is None else torch.as_tensor(noise_std)
         given = {"mask": mask, "previous": previous, "initial": initial, "noise_std": noise_std}
         for name, tensor in given.items():
+            if tensor is not None and not isinstance(tensor, Tensor):
+                raise ValueError(f"{name} must be a tensor; got a {type(tensor).__name__}")
             if tensor is not None and tensor.shape != expected[name]:
                 raise ValueError(f"{name} must have shape {expected[name]}; got {tuple(tensor.shape)}")
             if tensor is None and name in self.needs:
@@ -329,10 +331,9 @@ class Aggregator(nn.Module, ABC):
         models = previous.clone()
         info = {} if part is None else part.info
 
-        def spread(small: Tensor | None, absent: Tensor) -> Tensor:
+        def spread(small: Tensor, absent: Tensor) -> Tensor:
             full = absent.clone()
-            if small is not None:
-                full[..., clients[:, None], clients[None, :]] = small.to(full.device)
+            full[..., clients[:, None], clients[None, :]] = small.to(full.device)
             return full
 
         own = None

@@ -20,18 +20,24 @@ FURTHER = ("trained", "believed")
 RECORD = {"round", "metrics", "clients", "info"}
 
 
-def of_method(value: object, where: str = "state()") -> str:
-    """Check what a method's state holds: only what is read back without unpickling anything."""
+def of_method(state: object) -> str:
+    """Check a method's state: a table of names, of only what is read back without unpickling anything."""
+    if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
+        return "state() is no table of names"
+    return _unkept(state, "state()")
+
+
+def _unkept(value: object, where: str) -> str:
     if value is None or type(value) in (bool, int, float, str) or isinstance(value, Tensor):
         return ""
     if isinstance(value, dict):
         odd = next((key for key in value if type(key) not in (int, str)), None)
         if odd is not None:
             return f"{where} has a key that is a {type(odd).__name__}"
-        return next(filter(None, (of_method(item, f"{where}[{key!r}]") for key, item in value.items())), "")
+        return next(filter(None, (_unkept(item, f"{where}[{key!r}]") for key, item in value.items())), "")
     if type(value) in (list, tuple):
         items = enumerate(value)  # type: ignore[arg-type, var-annotated]
-        return next(filter(None, (of_method(item, f"{where}[{at}]") for at, item in items)), "")
+        return next(filter(None, (_unkept(item, f"{where}[{at}]") for at, item in items)), "")
     return f"{where} is a {type(value).__name__}"
 
 

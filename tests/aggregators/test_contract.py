@@ -3,7 +3,6 @@
 import io
 import math
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -445,9 +444,11 @@ def test_a_function_is_not_taken_for_a_method(tmp_path):
         load_config("mnist_quick", [f"aggregator.name={tmp_path}/mine.py:mean"])
 
 
-def test_arrays_of_numpy_are_no_uploads():
-    with pytest.raises(ValueError, match=r"^received must be a tensor; got a ndarray$"):
-        build_aggregator("fedavg")(np.zeros((3, 5)), np.ones(3))
+@pytest.mark.parametrize("what", ["received", "mask", "previous", "initial"])
+def test_arrays_of_numpy_are_no_uploads(what):
+    given_round = round_of(missing=True)
+    with pytest.raises(ValueError, match=rf"^{what} must be a tensor; got a ndarray$"):
+        build_aggregator("fedavg")(**{**given_round, what: given_round[what].numpy()})
 
 
 @pytest.mark.parametrize(

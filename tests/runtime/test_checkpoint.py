@@ -91,6 +91,9 @@ def test_the_one_before_is_kept_beyond_five_digits(tmp_path):
         ({"a": (np.float64(1),)}, "state()['a'][0] is a float64"),
         ({"a": np.zeros(2)}, "state()['a'] is a ndarray"),
         ({"a": {(1, 2): 3}}, "state()['a'] has a key that is a tuple"),
+        ({0: 1.5}, "state() is no table of names"),
+        ([1.5], "state() is no table of names"),
+        (None, "state() is no table of names"),
     ],
 )
 def test_what_could_not_be_read_back_of_a_methods_state_is_not_written(tmp_path, state, odd):
