@@ -341,8 +341,8 @@ def test_a_run_that_goes_on_from_another_one_s_checkpoint_has_one_of_its_own(tmp
         assert second.run(state) == "finished"
     found = checkpoint.find(tmp_path / "b" / "checkpoint")
     for kind in ("models", "trained"):
-        assert torch.equal(checkpoint.rows(found, kind), checkpoint.rows(source, kind))
-    assert torch.equal(checkpoint.rows(found), first.models)
+        assert torch.equal(checkpoint.rows(found)[kind], checkpoint.rows(source)[kind])
+    assert torch.equal(checkpoint.rows(found)["models"], first.models)
     assert Folder(tmp_path / "b").last_graph()[0] == 3
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -149,24 +149,23 @@ def save(
         except OSError as error:
             failure = error
     sharding.barrier()
-    written = {}
+    digest = "00" * 32
     try:
         if failure is None:
             rows = {"clients": list(sharding.clients), "models": state.models.cpu()}
             further = zip(contents.FURTHER, (trained, state.believed), strict=True)
             rows |= {name: matrix.cpu() for name, matrix in further if matrix is not None}
-            path = models_file(partial, sharding.rank)
-            written[sharding.rank] = digests.write_hashed(path, lambda file: torch.save(rows, file))
+            digest = digests.write_hashed(models_file(partial, sharding.rank), lambda file: torch.save(rows, file))
             if sharding.rank == 0:
                 shared = _shared(state, aggregator_state, config, sharding) | {"code": dict(code or {})}
                 of_state = digests.write_hashed(partial / STATE, lambda file: torch.save(shared, file))
     except (OSError, RuntimeError) as error:
         failure = error
-    everyones = _gather(written, sharding)
+    everyones = _gather(digest, sharding)
     if sharding.rank == 0 and failure is None:
         try:
-            names = {models_file(partial, rank).name: digest for rank, digest in enumerate(everyones)}
-            digests.write_digests(partial, {STATE: of_state, **names})
+            of_models = {models_file(partial, rank).name: each for rank, each in enumerate(everyones)}
+            digests.write_digests(partial, {STATE: of_state, **of_models})
         except OSError as error:
             failure = error
     if sharding.any(failure is not None):
@@ -201,12 +200,11 @@ def _shared(
     }
 
 
-def _gather(written: dict[int, str], sharding: Sharding) -> list[str]:
-    """Return every process's digest, by rank; of one that has none, zeros."""
+def _gather(digest: str, sharding: Sharding) -> list[str]:
+    """Return every process's digest, by rank."""
     table = torch.zeros(sharding.world_size, 32, dtype=torch.float64)
-    for rank, digest in written.items():
-        table[rank] = torch.tensor(list(bytes.fromhex(digest)), dtype=torch.float64)
-    return [bytes(int(value) for value in row).hex() for row in sharding.sum(table).tolist()]
+    table[sharding.rank] = torch.tensor(list(bytes.fromhex(digest)), dtype=torch.float64)
+    return [bytes(map(int, row)).hex() for row in sharding.sum(table).tolist()]
 
 
 def _put_in_place(partial: Path, final: Path) -> None:
@@ -309,19 +307,14 @@ def _parts(folder: Path, shared: dict[str, Any]) -> Iterator[dict[str, Any]]:
         raise CheckpointError(f"{folder} lacks the models of clients {sorted(missing)}; start anew without resume")
 
 
-def rows(found: Found, what: str = "models") -> Tensor:
-    """Return (K, d) of a checkpoint: "models" as in `FederationState`, or "trained", what the clients had made.
+def rows(found: Found) -> dict[str, Tensor]:
+    """Return the (K, d) matrices of a checkpoint: "models" as in `FederationState`, and those of `FURTHER` it has.
 
     Raises:
-        CheckpointError: damaged, or the trained models were not kept in it.
+        CheckpointError: damaged.
     """
-    parts = list(_parts(found.folder, found.shared))
-    if any(what not in part for part in parts):
-        raise CheckpointError(f"{found.folder} holds no {what} models; checkpoint.keep_trained=true keeps them")
-    matrix = torch.empty(found.shared["num_clients"], found.shared["size"], dtype=parts[0][what].dtype)
-    for part in parts:
-        matrix[part["clients"]] = part[what]
-    return matrix
+    everyone = range(found.shared["num_clients"])
+    return _rows_of(everyone, found.folder, found.shared, torch.device("cpu"))
 
 
 def load(folder: Path, shared: dict[str, Any], sharding: Sharding, device: torch.device) -> FederationState:
@@ -342,14 +335,7 @@ def load(folder: Path, shared: dict[str, Any], sharding: Sharding, device: torch
             f"{folder} has {shared['num_clients']} clients of {shared['size']} parameters; "
             f"this run has {expected[0]} of {expected[1]}"
         )
-    found: dict[str, Tensor] = {}
-    place = {client: row for row, client in enumerate(sharding.clients)}
-    for part in _parts(folder, shared):
-        for name in ["models", *(name for name in contents.FURTHER if name in part)]:
-            rows = found.setdefault(name, torch.empty(len(place), sharding.size, dtype=part[name].dtype, device=device))
-            for row, client in enumerate(part["clients"]):
-                if client in place:
-                    rows[place[client]] = part[name][row].to(device)
+    found = _rows_of(sharding.clients, folder, shared, device)
     return FederationState(
         round=shared["round"],
         models=found["models"],
@@ -359,3 +345,17 @@ def load(folder: Path, shared: dict[str, Any], sharding: Sharding, device: torch
         graphs=shared["graphs"],
         layer_graphs=shared["layer_graphs"],
     )
+
+
+def _rows_of(clients: Sequence[int], folder: Path, shared: dict[str, Any], device: torch.device) -> dict[str, Tensor]:
+    """Return (clients, d) of each matrix of a checkpoint, reading one process's rows at a time."""
+    found: dict[str, Tensor] = {}
+    place = {client: row for row, client in enumerate(clients)}
+    for part in _parts(folder, shared):
+        for name in ("models", *(name for name in contents.FURTHER if name in part)):
+            empty = torch.empty(len(place), shared["size"], dtype=part[name].dtype, device=device)
+            matrix = found.setdefault(name, empty)
+            for client, row in zip(part["clients"], part[name], strict=True):
+                if client in place:
+                    matrix[place[client]] = row.to(device)
+    return found

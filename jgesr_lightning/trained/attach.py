@@ -81,7 +81,7 @@ def attach(trained: Trained, samples: Samples, rounds: int = 1) -> Attached:
         train, test = map(torch.from_numpy, parts)
     except ValueError as error:
         raise ConfigError(error) from None
-    received = checkpoint.rows(found, "models")
+    received = checkpoint.rows(found)["models"]
     start = received.to(torch.float64).mean(0).to(received.dtype)
     net = network(trained.card)
     layout = ParameterLayout.of(net)

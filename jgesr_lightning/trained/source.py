@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import math
@@ -266,9 +265,8 @@ def _of_run(place: Path) -> Trained:
     data = summary.get("data")
     if not isinstance(data, dict) or not data.keys() >= DATA:
         raise ConfigError(f"{place}/summary.json does not say how the data were normalised; run it again")
-    rows = {"received": checkpoint.rows(found, "models")}
-    with contextlib.suppress(checkpoint.CheckpointError):  # they need not have been kept
-        rows["trained"] = checkpoint.rows(found, "trained")
+    kept = checkpoint.rows(found)
+    rows = {kind: kept[name] for kind, name in (("received", "models"), ("trained", "trained")) if name in kept}
     try:
         card = _card(place, config, found, data, str(rows["received"].dtype).removeprefix("torch."))
         _check_card(card)

@@ -144,11 +144,10 @@ def test_another_number_of_processes_may_read_it(tmp_path):
 def test_trained_models_are_kept_beside_where_asked(tmp_path):
     trained = torch.arange(12.0).view(3, 4)
     found = Found(folder := save(tmp_path / "with", trained=trained), checkpoint.read_shared(folder))
-    assert torch.equal(checkpoint.rows(found, "trained"), trained)
-    assert torch.equal(checkpoint.rows(found), state_of(2).models)
+    rows = checkpoint.rows(found)
+    assert torch.equal(rows["trained"], trained) and torch.equal(rows["models"], state_of(2).models)
     bare = Found(folder := save(tmp_path / "without"), checkpoint.read_shared(folder))
-    with pytest.raises(CheckpointError, match=r"holds no trained models; checkpoint\.keep_trained=true"):
-        checkpoint.rows(bare, "trained")
+    assert checkpoint.rows(bare).keys() == {"models"}
     assert torch.equal(checkpoint.load(bare.folder, bare.shared, single(), CPU).models, state_of(2).models)
 
 
@@ -156,7 +155,7 @@ def test_one_written_before_there_were_digests_is_read(tmp_path):
     folder = save(tmp_path)
     rewrite(folder / "state.pt", lambda shared: None)
     assert not (folder / "digests.json").exists()
-    assert torch.equal(checkpoint.rows(find(tmp_path)), state_of(2).models)
+    assert torch.equal(checkpoint.rows(find(tmp_path))["models"], state_of(2).models)
 
 
 def test_any_flipped_bit_is_noticed_and_the_one_before_is_used(tmp_path):

@@ -52,7 +52,7 @@ def test_the_others_stay_as_they_are(result):
 
 def test_it_starts_from_the_mean_of_the_received_models(result):
     trained = open_trained(result.folder)
-    mean = checkpoint.rows(checkpoint.find(result.folder / "checkpoint"), "models").double().mean(0)
+    mean = checkpoint.rows(checkpoint.find(result.folder / "checkpoint"))["models"].double().mean(0)
     learnt = attach(trained, Samples(*newcomer()), rounds=1)
     names = dict(trained.client(0).net.named_parameters())
     moved = torch.cat([learnt.state_dict[name].flatten() for name in names]).double() - mean
@@ -112,7 +112,7 @@ def test_a_newcomer_weighs_as_the_clients_do(settings, share):
 @pytest.mark.parametrize(("smoothing", "pull"), [("full", 0.1), ("printed", 0.05)])
 def test_a_newcomer_is_smoothed_as_the_clients_were(result, smoothing, pull):
     trained = open_trained(result.folder)
-    received = checkpoint.rows(trained.found)
+    received = checkpoint.rows(trained.found)["models"]
     layout, row = ParameterLayout.of(network(trained.card)), received.mean(0) + 0.01
     method = build_aggregator("jgesr", smoothing=smoothing)
     joined, edges = _joined(trained, method, layout, received, row, 50)
@@ -144,8 +144,8 @@ def test_a_newcomer_whose_training_diverged_is_said_to_have(run, request, tmp_pa
 
 
 def test_models_of_a_run_that_diverged_are_not_laid_to_the_newcomer(result, monkeypatch):
-    received = checkpoint.rows(checkpoint.find(result.folder / "checkpoint"), "models")
-    monkeypatch.setattr("jgesr_lightning.trained.attach.checkpoint.rows", lambda *_: received * torch.nan)
+    received = checkpoint.rows(checkpoint.find(result.folder / "checkpoint"))["models"]
+    monkeypatch.setattr("jgesr_lightning.trained.attach.checkpoint.rows", lambda _: {"models": received * torch.nan})
     with pytest.raises(ConfigError, match=r"^the run's own models diverged "):
         attach(open_trained(result.folder), Samples(*newcomer()))
 
