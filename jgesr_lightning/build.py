@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from jgesr_lightning.regularisers import Proximal
 from jgesr_lightning.runtime.sharding import Sharding, assign
 from jgesr_lightning.runtime.signals import StopRequest
 from jgesr_lightning.schedules import Schedule
-from jgesr_lightning.training import ClientData, build_engine, choose_engine
+from jgesr_lightning.training import ClientData, Engine, build_engine, choose_engine
 from jgesr_lightning.version import __version__
 from jgesr_lightning.wandb_names import PROJECT, Labels, labels
 
@@ -207,28 +207,16 @@ def round_plan(
     owners = assign([config.local.epochs * size for size in data.sizes.tolist()], fabric.world_size)
     sharding = Sharding(owners, begin.layout.size, fabric.global_rank, fabric.device)
     aggregator = begin.aggregator.to(fabric.device)
-    client = client_module(config, begin.net, aggregator)
     device, dtype = fabric.device, begin.initial.dtype
-    own = [
-        ClientData(*data.train_tensors(k, device, dtype), *data.test_tensors(k, device, dtype))
+    own = {
+        k: ClientData(*data.train_tensors(k, device, dtype), *data.test_tensors(k, device, dtype))
         for k in sharding.clients
-    ]
-    engine, reason = build_engine(
-        config.engine,
-        fabric,
-        client,
-        own,
-        sharding.clients,
-        data.num_classes,
-        config.local.epochs,
-        config.local.batch_size,
-        config.seed_of("batches"),
-        data.input_shape,
-    )
+    }
+    taken, reason = engine(config, fabric, begin.net, aggregator, own, data.num_classes, data.input_shape)
     plan = RoundPlan(
         fabric=fabric,
         collector=orchestrator,
-        engine=engine,
+        engine=taken,
         uplink=begin.uplink,
         downlink=begin.downlink,
         aggregator=aggregator,
@@ -249,10 +237,22 @@ def round_plan(
     return plan, reason
 
 
-def client_module(config: Config, net: nn.Module, aggregator: Aggregator) -> ClientModule:
-    """Return the local training problem of a client, as the configuration and the method have it."""
+def engine(
+    config: Config,
+    fabric: Fabric,
+    net: nn.Module,
+    aggregator: Aggregator,
+    data: Mapping[int, ClientData],
+    num_classes: int,
+    input_shape: Sequence[int],
+) -> tuple[Engine, str]:
+    """Return what trains clients, `data` by their numbers, as the configuration and the method have it; and why that.
+
+    Raises:
+        ValueError: the engine that was asked for cannot train the network.
+    """
     local = config.local
-    return ClientModule(
+    client = ClientModule(
         net,
         lr=local.lr,
         momentum=local.momentum,
@@ -261,6 +261,18 @@ def client_module(config: Config, net: nn.Module, aggregator: Aggregator) -> Cli
         weight_decay=local.weight_decay,
         clip_norm=local.clip_norm,
         schedule=Schedule(local.schedule, local.schedule_rounds, local.schedule_factor),
+    )
+    return build_engine(
+        config.engine,
+        fabric,
+        client,
+        list(data.values()),
+        list(data),
+        num_classes,
+        local.epochs,
+        local.batch_size,
+        config.seed_of("batches"),
+        input_shape,
     )
 
 

@@ -32,7 +32,7 @@ from jgesr_lightning.trained.joining import edge_weights, joined_model
 from jgesr_lightning.trained.samples import Samples, add_options
 from jgesr_lightning.trained.scoring import accuracy, new_samples
 from jgesr_lightning.trained.source import CARD, ClientModel, Trained, foreign, network, open_trained, refuse_another
-from jgesr_lightning.training import ClientData, build_engine
+from jgesr_lightning.training import ClientData
 
 MODEL = "model.safetensors"
 
@@ -104,18 +104,8 @@ def attach(trained: Trained, samples: Samples, rounds: int = 1) -> Attached:
     )
     data = ClientData(inputs[train], samples.labels[train], inputs[test], samples.labels[test])
     try:
-        engine, _ = build_engine(
-            config.engine,
-            fabric,
-            build.client_module(config, net, aggregator),
-            [data],
-            [trained.num_clients],
-            len(trained.card["classes"]),
-            config.local.epochs,
-            config.local.batch_size,
-            config.seed_of("batches"),
-            trained.card["network"]["input_shape"],
-        )
+        classes, shape = len(trained.card["classes"]), trained.card["network"]["input_shape"]
+        engine, _ = build.engine(config, fabric, net, aggregator, {trained.num_clients: data}, classes, shape)
     except ValueError as error:
         raise ConfigError(error) from None
     row = start.clone()

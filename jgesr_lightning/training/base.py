@@ -5,10 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
+from lightning.fabric import Fabric
 from torch import Tensor
 from torch.nn.functional import one_hot
+
+from jgesr_lightning.client import ClientModule
+from jgesr_lightning.seeding import DROPOUT, derive
+from jgesr_lightning.training.batches import BatchSize, part_size, visit_orders
 
 Deliver = Callable[[int, Tensor], None]
 """Called as ``deliver(row, model)`` when the client in local row `row` has finished: `model` (d,) is its model in the
@@ -47,14 +53,48 @@ def answers(scores: Tensor, labels: Tensor) -> Tensor:
     return torch.where(scores.isnan().any(-1, keepdim=True), other, scores)
 
 
+@dataclass(eq=False, repr=False)
 class Engine(ABC):
     """Trains and evaluates the clients of this process.
 
     Engines differ in speed alone: batches are drawn by one generator per (seed, round, client), so that every engine
     sees the same samples in the same order and returns the same models up to rounding.
+
+    Args:
+        fabric: launched Fabric; its precision and device apply.
+        client: the one client slot of this process: network, penalties and settings.
+        data: samples of each local client.
+        clients: global index of each local client.
+        num_classes: number of classes.
+        epochs: local epochs a round.
+        batch_size: samples a step, or "full".
+        seed: seed of the batches.
     """
 
-    name: str
+    name: ClassVar[str]
+
+    fabric: Fabric
+    client: ClientModule
+    data: Sequence[ClientData]
+    clients: Sequence[int]
+    num_classes: int
+    epochs: int
+    batch_size: BatchSize
+    seed: int
+
+    @property
+    def part(self) -> int:
+        """Samples that are computed at once, see `part_size`."""
+        return part_size(self.batch_size, self.fabric.device.type)
+
+    def orders(self, round_number: int, row: int) -> Tensor:
+        """Return (epochs, samples) int64: the order of the samples of the client in local `row`, see `visit_orders`."""
+        size, client = self.data[row].size, self.clients[row]
+        return visit_orders(size, self.epochs, self.batch_size, self.seed, round_number, client)
+
+    def dropout_seed(self, round_number: int, row: int) -> int:
+        """Return the seed of a client's masks: they follow the round and the client, not the order of the clients."""
+        return derive(self.seed, DROPOUT, round_number, self.clients[row])
 
     @abstractmethod
     def train(

@@ -19,8 +19,10 @@ from jgesr_lightning.training.stages import (
     LibraryConv,
     Linear,
     PatchConv,
+    Place,
     Stage,
     Stateless,
+    Weights,
 )
 
 STATELESS = (
@@ -46,23 +48,12 @@ PATCH_CHANNELS = 512
 batches of 64, against the library on one core: 4 times as fast at a product of 6, 3.4 at 32, 1.4 at 96, 0.7 at 2048."""
 
 
-@dataclass(frozen=True)
-class Weights:
-    """Views of a layer's weights and of their gradients, (K, *shape) each; no bias: None."""
-
-    weight: Tensor
-    bias: Tensor | None
-    grad_weight: Tensor
-    grad_bias: Tensor | None
-
-
-Build = Callable[[torch.Size, "Weights | None", torch.dtype, torch.device, bool], Stage]
-"""(input shape, weights, dtype of activations, device, whether it is the first with weights) -> stage."""
+Build = Callable[[Place], Stage]
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A stage to be: how to build it, and the names of its weights in the state dict."""
+    """A stage to be: how to build it where it stands, and the names of its weights in the state dict."""
 
     build: Build
     weight: str | None = None
@@ -147,14 +138,14 @@ def _layer(name: str, module: nn.Module, rest: list[tuple[str, nn.Module]], name
         return Layer(_conv(name, module, *_pool_and_relu(rest)), weight, bias)
     if kind is nn.Linear:
         relu = _take_relu(rest)
-        return Layer(lambda shape, w, dtype, device, first: Linear(shape, relu, *_parts(w), dtype, first), weight, bias)
+        return Layer(lambda place: Linear(place, relu), weight, bias)
     if isinstance(module, nn.Flatten) and module.start_dim == 1 and module.end_dim == -1:
-        return Layer(lambda shape, w, dtype, device, first: Flatten(shape, dtype, device))
+        return Layer(Flatten)
     if kind in (nn.Dropout, nn.Dropout2d):
         p, channels = float(module.p), kind is nn.Dropout2d  # type: ignore[arg-type]
-        return Layer(lambda shape, w, dtype, device, first: Dropout(shape, p, channels, dtype, device, not first))
+        return Layer(lambda place: Dropout(place, p, channels))
     if kind in STATELESS and not getattr(module, "return_indices", False):
-        return Layer(lambda shape, w, dtype, device, first: Stateless(shape, _out_of_place(module), dtype, device))
+        return Layer(lambda place: Stateless(place, _out_of_place(module)))
     raise refuse(f"{name!r} ({kind.__name__})" if name else f"a {kind.__name__}, which is no nn.Sequential")
 
 
@@ -202,18 +193,13 @@ def _conv(name: str, module: nn.Module, pool: int, relu: bool) -> Build:
     few = module.in_channels * module.out_channels <= PATCH_CHANNELS
     plain = groups == 1 and dilation == 1
 
-    def build(shape: torch.Size, w: Weights | None, dtype: torch.dtype, device: torch.device, first: bool) -> Stage:
+    def build(place: Place) -> Stage:
         # several networks by the library are one convolution in groups, which is slow everywhere: products instead
-        if plain and (few or shape[0] > 1):
-            return PatchConv(shape, geometry, *_parts(w), dtype, first)
-        return LibraryConv(shape, geometry, dilation, groups, *_parts(w), dtype, first)
+        if plain and (few or place.shape[0] > 1):
+            return PatchConv(place, geometry)
+        return LibraryConv(place, geometry, dilation, groups)
 
     return build
-
-
-def _parts(weights: Weights | None) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
-    assert weights is not None
-    return weights.weight, weights.bias, weights.grad_weight, weights.grad_bias
 
 
 class StackedNetwork:
@@ -246,16 +232,16 @@ class StackedNetwork:
         first = True
         self.stages: list[Stage] = []
         for layer in layers:
-            part = None
+            own = None
             if layer.weight is not None:
-                part = Weights(
+                own = Weights(
                     views[layer.weight],
                     None if layer.bias is None else views[layer.bias],
                     grad_views[layer.weight],
                     None if layer.bias is None else grad_views[layer.bias],
                 )
-            stage = layer.build(shape, part, dtype, weights.device, first)
-            first = first and part is None
+            stage = layer.build(Place(shape, own, dtype, weights.device, first))
+            first = first and own is None
             shape = stage.output
             self.stages.append(stage)
         inbox = self.stages[0].inbox

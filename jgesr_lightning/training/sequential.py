@@ -3,35 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
-from lightning.fabric import Fabric
 from lightning.fabric.wrappers import _FabricOptimizer
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torchmetrics.classification import MulticlassAccuracy
 
-from jgesr_lightning.client import ClientModule
 from jgesr_lightning.models.fitness import batch_normalisation, check_sizes
-from jgesr_lightning.seeding import DROPOUT, derive
-from jgesr_lightning.training.base import ClientData, Deliver, Engine, answers
-from jgesr_lightning.training.batches import BatchSize, part_size, split, visit_orders
+from jgesr_lightning.training.base import Deliver, Engine, answers
+from jgesr_lightning.training.batches import split
 
 EVALUATION_BATCH = 512
 
 
+@dataclass(eq=False, repr=False)
 class SequentialEngine(Engine):
-    """Trains the clients of this process one at a time.
-
-    Args:
-        fabric: launched Fabric; its precision and device apply.
-        client: the one client slot of this process.
-        data: samples of each local client.
-        clients: global index of each local client.
-        num_classes: number of classes.
-        epochs: local epochs a round.
-        batch_size: samples a step, or "full".
-        seed: seed of the batches.
+    """Trains the clients of this process one at a time; see `Engine`.
 
     Raises:
         ValueError: batch normalisation would have to train on a single sample.
@@ -39,37 +28,20 @@ class SequentialEngine(Engine):
 
     name = "sequential"
 
-    def __init__(
-        self,
-        fabric: Fabric,
-        client: ClientModule,
-        data: Sequence[ClientData],
-        clients: Sequence[int],
-        num_classes: int,
-        epochs: int,
-        batch_size: BatchSize,
-        seed: int,
-    ) -> None:
-        self.fabric = fabric
-        self.client = client
-        self.data = data
-        self.clients = clients
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.part = part_size(batch_size, fabric.device.type)
+    def __post_init__(self) -> None:
+        fabric, net = self.fabric, self.client.net
         # a batch of one sample has no variance: it joins the batch before it
-        self.least = 2 if batch_normalisation(client.net) is not None else 1
-        check_sizes(client.net, batch_size, {k: own.size for k, own in zip(clients, data, strict=True)})
-        self.seed = seed
-        self.module = fabric.setup_module(client)
+        self.least = 2 if batch_normalisation(net) is not None else 1
+        check_sizes(net, self.batch_size, {k: own.size for k, own in zip(self.clients, self.data, strict=True)})
+        self.module = fabric.setup_module(self.client)
         self._convert = fabric.strategy.precision.convert_input
-        if fabric.device.type == "cpu" and all(p.ndim != 5 for p in client.net.parameters()):
+        if fabric.device.type == "cpu" and all(p.ndim != 5 for p in net.parameters()):
             # the library's convolutions are up to 1.4 times as fast with channels innermost; state dicts are the same
-            client.net.to(memory_format=torch.channels_last)
+            net.to(memory_format=torch.channels_last)
         # each process measures its own clients: by default `compute` would pool the counts of all processes
-        self.accuracy = MulticlassAccuracy(num_classes, average="micro", validate_args=False, sync_on_compute=False).to(
-            fabric.device
-        )
+        self.accuracy = MulticlassAccuracy(
+            self.num_classes, average="micro", validate_args=False, sync_on_compute=False
+        ).to(fabric.device)
 
     @torch.enable_grad()
     def train(
@@ -88,8 +60,7 @@ class SequentialEngine(Engine):
             for row in rows:
                 if stopping():
                     break
-                # dropout's masks follow the client and the round, not the order of the clients
-                torch.manual_seed(derive(self.seed, DROPOUT, round_number, self.clients[row]))
+                torch.manual_seed(self.dropout_seed(round_number, row))
                 self.client.receive(sent[row], None if anchors is None else anchors[row])
                 losses[row] = self._visit(round_number, row)
                 deliver(row, self.client.layout.flatten(self.client.net.state_dict()))
@@ -99,10 +70,9 @@ class SequentialEngine(Engine):
         data = self.data[row]
         optimizer = self.fabric.setup_optimizers(self.client.fresh_optimizer(round_number))
         assert isinstance(optimizer, _FabricOptimizer)  # one went in
-        orders = visit_orders(data.size, self.epochs, self.batch_size, self.seed, round_number, self.clients[row])
         total = torch.zeros((), dtype=torch.float64, device=self.fabric.device)
         taken = 0
-        for order in orders.to(self.fabric.device, non_blocking=True):
+        for order in self.orders(round_number, row).to(self.fabric.device, non_blocking=True):
             steps = [order] if self.batch_size == "full" else split(order, self.batch_size, self.least)
             taken += len(steps)
             for step in steps:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import InitVar, dataclass
 
 import torch
-from lightning.fabric import Fabric
 from torch import Tensor
 from torchmetrics.classification import MulticlassStatScores
 
-from jgesr_lightning.client import ClientModule
-from jgesr_lightning.layout import ParameterLayout
 from jgesr_lightning.optimizers import row_rule
-from jgesr_lightning.seeding import DROPOUT, derive
-from jgesr_lightning.training.base import ClientData, Deliver, Engine, answers
-from jgesr_lightning.training.batches import BatchSize, part_size, steps_of, visit_orders
+from jgesr_lightning.training.base import Deliver, Engine, answers
+from jgesr_lightning.training.batches import steps_of
 from jgesr_lightning.training.network import layers_of, refuse
 from jgesr_lightning.training.step import PADDING, Batch, Workspace
 
@@ -22,18 +19,11 @@ EVALUATION_BATCH = {"cpu": 128}
 """Samples of a client that are evaluated at once, by kind of device; others: 512. Small enough for the CPU's cache."""
 
 
+@dataclass(eq=False, repr=False)
 class StackedEngine(Engine):
-    """Trains clients in groups that advance together.
+    """Trains clients in groups that advance together; see `Engine`.
 
     Args:
-        fabric: this and all but the last as for `SequentialEngine`.
-        client: the one client slot of this process; it gives the network's structure, the penalties and the settings.
-        data: samples of each local client.
-        clients: global index of each local client.
-        num_classes: number of classes.
-        epochs: local epochs a round.
-        batch_size: samples a step, or "full".
-        seed: seed of the batches.
         group: clients that advance together; None: all of this process on an accelerator, where the many small
             operations of one client leave the device idle, and one on a CPU, where the buffers of one client fill the
             cache and those of several do not fit (measured).
@@ -48,50 +38,31 @@ class StackedEngine(Engine):
 
     name = "stacked"
 
-    def __init__(
-        self,
-        fabric: Fabric,
-        client: ClientModule,
-        data: Sequence[ClientData],
-        clients: Sequence[int],
-        num_classes: int,
-        epochs: int,
-        batch_size: BatchSize,
-        seed: int,
-        group: int | None = None,
-    ) -> None:
-        self.layers = layers_of(client.net)
+    group: InitVar[int | None] = None
+
+    def __post_init__(self, group: int | None) -> None:
+        fabric, client, data = self.fabric, self.client, self.data
+        layers = layers_of(client.net)
         precision = str(fabric.strategy.precision.precision)
         check_precision(precision)
         fabric.setup_module(client)
-        self.fabric = fabric
-        self.client = client
-        self.layout: ParameterLayout = client.layout
-        self.data = data
-        self.clients = clients
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.part = part_size(batch_size, fabric.device.type)
-        self.seed = seed
-        self.dtype = next(client.parameters()).dtype
-        self.activations = torch.bfloat16 if precision == "bf16-mixed" else self.dtype
+        dtype = next(client.parameters()).dtype
+        activations = torch.bfloat16 if precision == "bf16-mixed" else dtype
         on_cpu = fabric.device.type == "cpu"
-        self.group = group if group is not None else 1 if on_cpu else max(1, len(clients))
+        self._group = group if group is not None else 1 if on_cpu else len(data)
         self.evaluation_batch = EVALUATION_BATCH.get(fabric.device.type, 512)
         self.scores = MulticlassStatScores(
-            num_classes,
+            self.num_classes,
             average="micro",
             multidim_average="samplewise",
             ignore_index=PADDING,
             validate_args=False,
             sync_on_compute=False,
         ).to(fabric.device)
-        self._train = Samples([(d.train_inputs, d.train_labels) for d in data], self.group > 1)
-        self._test = Samples([(d.test_inputs, d.test_labels) for d in data], self.group > 1)
+        self._train = Samples([(d.train_inputs, d.train_labels) for d in data], self._group > 1)
+        self._test = Samples([(d.test_inputs, d.test_labels) for d in data], self._group > 1)
         rule = row_rule(client.optimizer, client.momentum, client.weight_decay)
-        self._workspace = Workspace(
-            self.layers, self.layout, self.group, self.dtype, self.activations, fabric.device, rule
-        )
+        self._workspace = Workspace(layers, client.layout, self._group, dtype, activations, fabric.device, rule)
 
     def train(
         self,
@@ -107,15 +78,15 @@ class StackedEngine(Engine):
         # clients of like length together; within a group the longest first, so that the active ones are a prefix
         longest_first = sorted(rows, key=lambda row: (-steps_of(self.data[row].size, self.part), row))
         with torch.no_grad():
-            for start in range(0, len(longest_first), self.group):
-                members = longest_first[start : start + self.group]
+            for start in range(0, len(longest_first), self._group):
+                members = longest_first[start : start + self._group]
                 self._train_group(round_number, members, sent, anchors, deliver, stopping, losses)
         return losses
 
     def _train_group(
         self,
         round_number: int,
-        members: Sequence[int],
+        members: list[int],
         sent: Tensor,
         anchors: Tensor | None,
         deliver: Deliver,
@@ -123,17 +94,12 @@ class StackedEngine(Engine):
         losses: Tensor,
     ) -> None:
         space = self._workspace
-        space.load(sent[list(members)], None if anchors is None else anchors[list(members)])
+        space.load(sent[members], None if anchors is None else anchors[members])
         generators = [
-            torch.Generator(self.fabric.device).manual_seed(derive(self.seed, DROPOUT, round_number, self.clients[row]))
-            for row in members
+            torch.Generator(self.fabric.device).manual_seed(self.dropout_seed(round_number, row)) for row in members
         ]
         source = self._train.source(members)
-        orders = [
-            visit_orders(self.data[row].size, self.epochs, self.batch_size, self.seed, round_number, self.clients[row])
-            + self._train.offset(row)
-            for row in members
-        ]
+        orders = [self.orders(round_number, row) + self._train.offset(row) for row in members]
         total = torch.zeros(len(members), dtype=torch.float64, device=self.fabric.device)
         lr = self.client.rate(round_number)
         for batch in batches(orders, self.part, self.fabric.device, self.batch_size == "full"):
@@ -153,8 +119,8 @@ class StackedEngine(Engine):
         loss = torch.zeros_like(accuracy)
         order = sorted(range(len(self.data)), key=lambda row: (-len(self.data[row].test_labels), row))
         space = self._workspace
-        for start in range(0, len(order), self.group):
-            members = order[start : start + self.group]
+        for start in range(0, len(order), self._group):
+            members = order[start : start + self._group]
             space.load(models[members])
             total = torch.zeros(len(members), 2, dtype=torch.float64, device=self.fabric.device)
             source = self._test.source(members)
@@ -221,9 +187,9 @@ class Samples:
     """
 
     def __init__(self, sets: Sequence[tuple[Tensor, Tensor]], pooled: bool) -> None:
-        self.shape = sets[0][0].shape[1:] if sets else torch.Size()
+        self.shape = sets[0][0].shape[1:]
         self.sizes = [len(labels) for _, labels in sets]
-        self.pooled = pooled and bool(sets)
+        self.pooled = pooled
         self.sets = list(sets)
         if self.pooled:
             self.sets = [(torch.cat([x for x, _ in sets]), torch.cat([y for _, y in sets]))]

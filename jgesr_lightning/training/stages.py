@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +39,33 @@ class Context:
     generators: Sequence[torch.Generator] = field(default_factory=tuple)
 
 
+class Weights(NamedTuple):
+    """Views of a layer's weights and of their gradients, (K, *shape) each; no bias: None."""
+
+    weight: Tensor
+    bias: Tensor | None
+    grad_weight: Tensor
+    grad_bias: Tensor | None
+
+
+class Place(NamedTuple):
+    """Where in a network a stage stands.
+
+    Attributes:
+        shape: (K, B, ...) of its input.
+        weights: its own, or None.
+        dtype: of the activations.
+        device: where everything is.
+        first: whether no stage before it has weights, so that nobody asks for the gradient of its input.
+    """
+
+    shape: torch.Size
+    weights: Weights | None
+    dtype: torch.dtype
+    device: torch.device
+    first: bool
+
+
 class Stage(ABC):
     """One or several layers, for a fixed number of networks and samples."""
 
@@ -54,6 +82,15 @@ class Stage(ABC):
     @abstractmethod
     def backward(self, grad: Tensor) -> Tensor | None:
         """Write the gradients of the weights; return that of the input, or None for the first stage."""
+
+
+class Weighted(Stage):
+    """A stage with weights of its own."""
+
+    def __init__(self, place: Place) -> None:
+        assert place.weights is not None
+        self.weight, self.bias, self.grad_weight, self.grad_bias = place.weights
+        self.dtype, self.first = place.dtype, place.first
 
 
 def product_into(out: Tensor, a: Tensor, b: Tensor) -> None:
@@ -79,7 +116,7 @@ class ConvGeometry:
         return ((side + 2 * self.padding - self.kernel) // self.stride + 1) // self.pool
 
 
-class PatchConv(Stage):
+class PatchConv(Weighted):
     """``relu(max_pool(conv(x)))`` as one matrix product a network.
 
     All pool x pool places that one output looks at are computed from one patch of the input, by as many shifted copies
@@ -88,37 +125,23 @@ class PatchConv(Stage):
     commute, derivatives included: of equal places the first takes the gradient, as in PyTorch).
     """
 
-    def __init__(
-        self,
-        shape: torch.Size,
-        geometry: ConvGeometry,
-        weight: Tensor,
-        bias: Tensor | None,
-        grad_weight: Tensor,
-        grad_bias: Tensor | None,
-        dtype: torch.dtype,
-        first: bool,
-    ) -> None:
-        networks, samples, channels, height, width = shape
+    def __init__(self, place: Place, geometry: ConvGeometry) -> None:
+        super().__init__(place)
+        weight = self.weight
+        networks, samples, channels, height, width = place.shape
         outs, kernel, stride, pool = weight.shape[1], geometry.kernel, geometry.stride, geometry.pool
         padding, hop = geometry.padding, geometry.stride * geometry.pool
         rows, columns = geometry.output(height), geometry.output(width)
         patch, n, places = kernel + stride * (pool - 1), samples * rows * columns, pool * pool
-        self.geometry, self.bias, self.grad_weight, self.grad_bias, self.first = (
-            geometry,
-            bias,
-            grad_weight,
-            grad_bias,
-            first,
-        )
+        self.geometry = geometry
         self.output = torch.Size((networks, samples, outs, rows, columns))
         depth = patch * patch * channels
 
         def empty(*sizes: int) -> Tensor:
-            return torch.empty(sizes, dtype=dtype, device=weight.device)
+            return torch.empty(sizes, dtype=place.dtype, device=place.device)
 
         def zeros(*sizes: int) -> Tensor:
-            return torch.zeros(sizes, dtype=dtype, device=weight.device)
+            return torch.zeros(sizes, dtype=place.dtype, device=place.device)
 
         # the input with channels innermost, zeros around it
         framed = zeros(networks, samples, height + 2 * padding, width + 2 * padding, channels)
@@ -169,8 +192,8 @@ class PatchConv(Stage):
         self.grad_bank = empty(networks, places * outs, depth)
         self._grad_bank = [copy for line in shifted(self.grad_bank).unbind(1) for copy in line.unbind(1)]
         self._grad_copies = empty(*self._bank.shape[:1], *self._bank.shape[3:])
-        self._grad_filters = grad_weight.permute(0, 1, 3, 4, 2)
-        if first:
+        self._grad_filters = self.grad_weight.permute(0, 1, 3, 4, 2)
+        if self.first:
             return
         self.grad_cols = empty(networks, n, depth)
         self.grad_framed = empty(*framed.shape)
@@ -229,34 +252,21 @@ class PatchConv(Stage):
         return self._grad_x
 
 
-class LibraryConv(Stage):
+class LibraryConv(Weighted):
     """``relu(max_pool(conv(x)))`` by the library's convolution; several networks are groups of one call.
 
     The faster way where there are many channels, and the only one for groups and dilation.
     """
 
-    def __init__(
-        self,
-        shape: torch.Size,
-        geometry: ConvGeometry,
-        dilation: int,
-        groups: int,
-        weight: Tensor,
-        bias: Tensor | None,
-        grad_weight: Tensor,
-        grad_bias: Tensor | None,
-        dtype: torch.dtype,
-        first: bool,
-    ) -> None:
-        self.networks, self.samples = shape[:2]
-        self.geometry, self.dtype, self.first = geometry, dtype, first
-        self.weight, self.bias, self.grad_weight, self.grad_bias = weight, bias, grad_weight, grad_bias
-        self.dilation, self.groups = dilation, groups * self.networks
+    def __init__(self, place: Place, geometry: ConvGeometry, dilation: int, groups: int) -> None:
+        super().__init__(place)
+        self.networks, self.samples = place.shape[:2]
+        self.geometry, self.dilation, self.groups = geometry, dilation, groups * self.networks
         reach = dilation * (geometry.kernel - 1) + 1
         rows, columns = (
-            ((side + 2 * geometry.padding - reach) // geometry.stride + 1) // geometry.pool for side in shape[3:]
+            ((side + 2 * geometry.padding - reach) // geometry.stride + 1) // geometry.pool for side in place.shape[3:]
         )
-        self.output = torch.Size((self.networks, self.samples, weight.shape[1], rows, columns))
+        self.output = torch.Size((self.networks, self.samples, self.weight.shape[1], rows, columns))
 
     def _merge(self, x: Tensor) -> Tensor:
         """Return (B, K C, H, W) with channels innermost, the layout in which the library is fastest."""
@@ -332,26 +342,16 @@ class LibraryConv(Stage):
         return product.view(outs, kernel, kernel, channels).permute(0, 3, 1, 2), rows.sum(0)
 
 
-class Linear(Stage):
+class Linear(Weighted):
     """``relu(x W' + b)``, or without the ReLU."""
 
-    def __init__(
-        self,
-        shape: torch.Size,
-        relu: bool,
-        weight: Tensor,
-        bias: Tensor | None,
-        grad_weight: Tensor,
-        grad_bias: Tensor | None,
-        dtype: torch.dtype,
-        first: bool,
-    ) -> None:
-        self.relu, self.first, self.dtype = relu, first, dtype
-        self.weight, self.bias, self.grad_weight, self.grad_bias = weight, bias, grad_weight, grad_bias
-        self.output = torch.Size((*shape[:2], weight.shape[1]))
-        self.y = torch.empty(self.output, dtype=dtype, device=weight.device)
+    def __init__(self, place: Place, relu: bool) -> None:
+        super().__init__(place)
+        self.relu = relu
+        self.output = torch.Size((*place.shape[:2], self.weight.shape[1]))
+        self.y = torch.empty(self.output, dtype=place.dtype, device=place.device)
         self.rest = torch.empty_like(self.y)
-        self.grad_x = torch.empty(shape if not first else (0,), dtype=dtype, device=weight.device)
+        self.grad_x = torch.empty((0,) if place.first else place.shape, dtype=place.dtype, device=place.device)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         """See `Stage.forward`."""
@@ -379,10 +379,10 @@ class Linear(Stage):
 class Flatten(Stage):
     """(K, B, C, H, W) -> (K, B, C H W)."""
 
-    def __init__(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> None:
-        self.shape = shape
-        self.output = torch.Size((*shape[:2], shape[2:].numel()))
-        self.y = torch.empty(shape, dtype=dtype, device=device)
+    def __init__(self, place: Place) -> None:
+        self.shape = place.shape
+        self.output = torch.Size((*self.shape[:2], self.shape[2:].numel()))
+        self.y = torch.empty(self.shape, dtype=place.dtype, device=place.device)
         self._flat = self.y.view(self.output)
         self.inbox = self.y
 
@@ -401,25 +401,16 @@ class Dropout(Stage):
     """Dropout of single values (or, with `channels`, of whole channels), each network by its own generator.
 
     A network draws for its real samples alone and in their order, so that its masks depend on nobody else; the CPU
-    draws the very masks that `nn.Dropout` draws from the same seed. Masks are drawn in the order of memory:
-    `after_weights` says that images come from a convolution, of which the sequential engine on a CPU has channels
-    innermost.
+    draws the very masks that `nn.Dropout` draws from the same seed. Masks are drawn in the order of memory: images that
+    come from a convolution have channels innermost in the sequential engine on a CPU.
     """
 
-    def __init__(
-        self,
-        shape: torch.Size,
-        p: float,
-        channels: bool,
-        dtype: torch.dtype,
-        device: torch.device,
-        after_weights: bool = False,
-    ) -> None:
-        self.output = shape
+    def __init__(self, place: Place, p: float, channels: bool) -> None:
+        self.output = place.shape
         self.keep = 1.0 - p
-        drawn = (*shape[:3], *(1 for _ in shape[3:])) if channels else shape
-        self.mask = torch.zeros(drawn, dtype=dtype, device=device)
-        if after_weights and len(drawn) == 5 and device.type == "cpu":
+        drawn = (*place.shape[:3], *(1 for _ in place.shape[3:])) if channels else place.shape
+        self.mask = torch.zeros(drawn, dtype=place.dtype, device=place.device)
+        if not place.first and len(drawn) == 5 and place.device.type == "cpu":
             self.mask = self.mask.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
@@ -441,10 +432,10 @@ class Dropout(Stage):
 class Stateless(Stage):
     """Any layer without weights that treats samples alike and apart, differentiated by autograd."""
 
-    def __init__(self, shape: torch.Size, module: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, place: Place, module: nn.Module) -> None:
         self.module = module
-        self.lead = shape[:2]
-        probe = module(torch.empty((1, *shape[2:]), dtype=dtype, device=device))
+        self.lead = place.shape[:2]
+        probe = module(torch.empty((1, *place.shape[2:]), dtype=place.dtype, device=place.device))
         self.output = torch.Size((*self.lead, *probe.shape[1:]))
 
     def forward(self, x: Tensor, context: Context) -> Tensor:

@@ -271,10 +271,11 @@ def test_dropout_of_images_too_wherever_it_stands(dropout):
 
 @pytest.mark.parametrize("channels", [False, True])
 def test_each_client_has_masks_of_its_own_in_the_right_share(channels):
-    from jgesr_lightning.training.stages import Context, Dropout
+    from jgesr_lightning.training.stages import Context, Dropout, Place
 
     p, shape = 0.3, torch.Size((2, 50, 40, 3, 3))
-    stage = Dropout(shape, p, channels, torch.float32, torch.device("cpu"))
+    place = Place(shape, None, torch.float32, torch.device("cpu"), first=True)
+    stage = Dropout(place, p, channels)
     generators = [torch.Generator().manual_seed(k) for k in (1, 2)]
     x = torch.ones(shape)
     y = stage.forward(x, Context(True, [50, 30], generators))
@@ -285,7 +286,7 @@ def test_each_client_has_masks_of_its_own_in_the_right_share(channels):
     if channels:
         assert ((y == 0).flatten(3).sum(-1) % 9 == 0).all(), "a channel is dropped whole or not at all"
     assert not torch.equal(y[0, :30] == 0, y[1, :30] == 0)
-    alone = Dropout(torch.Size((1, *shape[1:])), p, channels, torch.float32, torch.device("cpu"))
+    alone = Dropout(place._replace(shape=torch.Size((1, *shape[1:]))), p, channels)
     again = alone.forward(x[:1], Context(True, [50], [torch.Generator().manual_seed(1)]))
     assert torch.equal(again[0], y[0]), "a client's masks depend on nobody else"
     assert torch.equal(stage.backward(x), y)
