@@ -10,9 +10,9 @@ from scipy.cluster import hierarchy
 from torch import Tensor
 
 from jgesr_lightning.aggregators.base import Aggregate, Aggregator, Upload, mix, note_self_weights
-from jgesr_lightning.aggregators.geometry import reduced_gram
+from jgesr_lightning.aggregators.geometry import summed
 from jgesr_lightning.checks import number, one_of, whole
-from jgesr_lightning.graph import cosine_from_gram
+from jgesr_lightning.graph import cosine_from_gram, gram
 
 LINKAGES = ("complete", "single")
 
@@ -94,12 +94,12 @@ class CFL(Aggregator):
             raise ValueError(
                 f"the clusters are those of {sum(map(len, self.clusters))} clients, not {upload.num_clients}"
             )
-        products, scale = reduced_gram(upload.received, upload.reduce, minus=upload.previous, mask=upload.mask)
+        products = summed(gram(upload.received, minus=upload.previous, mask=upload.mask), upload.reduce)
         row_of = {client: row for row, client in enumerate(upload.clients.tolist())}
         clusters: list[list[int]] = []
         for cluster in self.clusters:
             rows = [row_of[client] for client in cluster if client in row_of]
-            if self.rounds < self.warmup_rounds or not self._incongruent(products, scale, upload.weights, rows):
+            if self.rounds < self.warmup_rounds or not self._incongruent(products, upload.weights, rows):
                 clusters.append(cluster)
                 continue
             halves = bipartition(cosine_from_gram(products[rows][:, rows]), self.linkage)
@@ -120,14 +120,14 @@ class CFL(Aggregator):
         note_self_weights(self, mixing, info)
         return Aggregate(mix(upload, mixing), mixing, info)
 
-    def _incongruent(self, products: Tensor, scale: float, weights: Tensor, rows: list[int]) -> bool:
+    def _incongruent(self, products: Tensor, weights: Tensor, rows: list[int]) -> bool:
         """Say whether the cluster's mean update is small while a member's is large."""
         if len(rows) <= self.min_cluster_size:
             return False
         inside = products[rows][:, rows]
         shares = weights[rows] / weights[rows].sum()
-        norm_of_mean = scale * float((shares @ inside @ shares).clamp_min(0).sqrt())
-        largest_norm = scale * float(inside.diagonal().max().sqrt())
+        norm_of_mean = float((shares @ inside @ shares).clamp_min(0).sqrt())
+        largest_norm = float(inside.diagonal().max().sqrt())
         if self.eps1 is not None and self.eps2 is not None:
             return norm_of_mean < self.eps1 and largest_norm > self.eps2
         return norm_of_mean < self.eps1_rel * largest_norm

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from jgesr_lightning.aggregators.base import Upload, complete
+from jgesr_lightning.aggregators.geometry import summed
 from jgesr_lightning.graph import distances_from_gram, gram
 from jgesr_lightning.graph.arrays import set_diagonal
 from jgesr_lightning.graph.laplacian import pairs
@@ -53,10 +54,7 @@ def products(upload: Upload, kind: str, layers: Sequence[int] | None) -> Tensor:
     masks = itertools.repeat(None, len(widths)) if mask is None else mask.split(widths, -1)
     columns = zip(rows.split(widths, -1), minus.split(widths, -1), masks, strict=True)
     parts = [gram(part, minus=less, mask=arrived) for part, less, arrived in columns]
-    found = upload.reduce(torch.stack(parts)).cpu()
-    if not bool(found.isfinite().all()):
-        raise ValueError("received holds values that are not finite, or whose squares are not")
-    return found
+    return summed(torch.stack(parts), upload.reduce)
 
 
 def noise_shares(upload: Upload, layers: Sequence[int] | None) -> Tensor:

@@ -312,7 +312,6 @@ class JointlySolved(LearnedGraph):
     def solver(self) -> PDCA | Alternating:
         """Return the solver that the settings ask for."""
 
-    @torch.no_grad()
     def aggregate(self, upload: Upload) -> Aggregate:
         """See `Aggregator`; `graph` is the learnt adjacency, its mean over layers by columns for one graph a layer."""
         if self.graph_scope == "layer" and upload.layers is None:
@@ -338,13 +337,11 @@ class JointlySolved(LearnedGraph):
         )
         (solution,) = self.solver().solve(models)
         graphs = torch.from_numpy(solution.graphs)
-        info = {**{name: getattr(self, name) for name in self.repeated}, **described(solution)}
+        graph = graphs[0] if layers is None else mean_graph(graphs, layers, upload)
+        info = {**{name: getattr(self, name) for name in self.repeated}, **described(solution, graph)}
         info |= {} if self.grouping is None else self.grouping.info()
-        if layers is None:
-            return self.with_own(Aggregate(models.result(), graphs[0], info), upload, graphs, layers)
-        graph = mean_graph(graphs, layers, upload)
-        info["edges"] = edges(graph)
-        return self.with_own(Aggregate(models.result(), graph, info, graphs), upload, graphs, layers)
+        out = Aggregate(models.result(), graph, info, None if layers is None else graphs)
+        return self.with_own(out, upload, graphs, layers)
 
 
 def mean_graph(graphs: Tensor, layers: Sequence[int], upload: Upload) -> Tensor:
@@ -360,8 +357,8 @@ def edges(graph: Tensor) -> int:
     return int((graph.triu(1) > 0).sum())
 
 
-def described(solution: Solution) -> dict[str, Any]:
-    """Return how J was minimised, as plain numbers."""
+def described(solution: Solution, graph: Tensor) -> dict[str, Any]:
+    """Return how J was minimised, and by which graph, as plain numbers."""
     info = {
         "iterations": solution.iterations,
         "converged": solution.converged,
@@ -371,7 +368,7 @@ def described(solution: Solution) -> dict[str, Any]:
         "objective_rose": solution.rose,
         "stationarity_models": solution.stationarity[0],
         "stationarity_graph": solution.stationarity[1],
-        "edges": edges(torch.from_numpy(solution.graphs[0])),
+        "edges": edges(graph),
         "newton_steps": solution.newton_steps,
         "solver_seconds": solution.seconds,
     }

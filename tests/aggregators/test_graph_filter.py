@@ -62,8 +62,3 @@ def test_how_far_it_is_from_stationary_is_what_two_step_says_of_the_same_models(
     assert info["stationarity_graph"] == pytest.approx(once["stationarity_graph"], rel=1e-6)
     assert 1e-4 < info["stationarity_graph"] < 1
     assert max(info["stationarity_models"], once["stationarity_models"]) < 1e-10  # filtered last
-
-
-def test_one_client_has_no_graph():
-    with pytest.raises(ValueError, match="graph_filter needs at least 2 clients"):
-        build_aggregator("graph_filter")(torch.zeros(1, 3), torch.ones(1))

@@ -69,28 +69,6 @@ def test_odd_input_gives_a_proper_graph(case, received, step, masked):
     assert all(math.isfinite(value) for value in out.info["objective"][1:])
 
 
-@pytest.mark.parametrize("masked", [False, True])
-def test_permuting_the_clients_permutes_the_result(masked):
-    received, weights = some_round()
-    mask = torch.rand(received.shape, generator=torch.Generator().manual_seed(3)) > 0.2 if masked else None
-    order = torch.tensor([3, 1, 5, 0, 2, 4])
-    out = JGESR()(received, weights, mask=mask)
-    permuted = JGESR()(received[order], weights[order], mask=None if mask is None else mask[order])
-    torch.testing.assert_close(permuted.models, out.models[order], rtol=1e-9, atol=1e-10)
-    torch.testing.assert_close(permuted.graph, out.graph[order][:, order], rtol=1e-9, atol=1e-10)
-
-
-def test_what_stands_in_the_gaps_does_not_matter():
-    received, weights = some_round()
-    mask = torch.rand(received.shape, generator=torch.Generator().manual_seed(3)) > 0.3
-    clean = JGESR()(torch.where(mask, received, 0), weights, mask=mask)
-    for noise in (1e5, math.nan, math.inf):
-        out = JGESR()(torch.where(mask, received, noise), weights, mask=mask)
-        torch.testing.assert_close(out.models, clean.models, rtol=1e-12, atol=1e-12)
-        torch.testing.assert_close(out.graph, clean.graph, rtol=1e-12, atol=1e-12)
-        assert out.info["objective"] == pytest.approx(clean.info["objective"], rel=1e-12)
-
-
 def test_a_coordinate_nobody_delivered_starts_from_the_previous_models():
     received, weights = some_round()
     mask = torch.ones_like(received, dtype=torch.bool)
@@ -185,22 +163,6 @@ def test_columns_shared_out_over_processes_change_nothing(bounds, masked, settin
     torch.testing.assert_close(parts.graph, whole.graph, rtol=1e-8, atol=1e-9)
     assert parts.info["iterations"] == whole.info["iterations"]
     assert parts.info["objective"] == pytest.approx(whole.info["objective"], rel=1e-9)
-
-
-def test_absent_clients_keep_their_models_and_are_isolated():
-    received, weights = some_round()
-    previous = received.flip(1)
-    present = torch.tensor([True, True, False, True, True, True])
-    out = JGESR(fidelity="scaled")(received, weights, previous=previous, present=present)
-    rest = JGESR(fidelity="scaled")(received[present], weights[present])
-    torch.testing.assert_close(out.models[present], rest.models)
-    torch.testing.assert_close(out.models[2], previous[2])
-    assert float(out.graph[2].abs().sum()) == 0
-
-
-def test_one_client_is_an_error():
-    with pytest.raises(ValueError, match="at least 2 clients"):
-        JGESR()(torch.randn(1, 5), torch.ones(1))
 
 
 @pytest.mark.parametrize(

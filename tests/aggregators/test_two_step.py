@@ -37,14 +37,6 @@ def test_objective_falls_and_is_reported(masked, fidelity):
         assert type(entry) in (int, float, bool, str, list)
 
 
-def test_an_all_true_mask_changes_nothing():
-    received, weights = some_round()
-    plain = TwoStep()(received, weights)
-    masked = TwoStep()(received, weights, mask=torch.ones_like(received, dtype=torch.bool))
-    torch.testing.assert_close(masked.models, plain.models, rtol=1e-8, atol=1e-10)
-    torch.testing.assert_close(masked.graph, plain.graph, rtol=1e-7, atol=1e-9)
-
-
 def test_gaps_neither_matter_nor_stay():
     received, weights = some_round()
     mask = torch.rand(received.shape, generator=torch.Generator().manual_seed(3)) > 0.3
@@ -92,8 +84,3 @@ def test_gamma_has_no_part_where_neighbours_are_asked_for():
     received[1] = received[0]  # an edge that would cost nothing
     without, with_it = (TwoStep(neighbours=2, gamma=gamma)(received, torch.ones(6)) for gamma in (0, 1))
     assert torch.equal(without.models, with_it.models) and torch.equal(without.graph, with_it.graph)
-
-
-def test_one_client_is_an_error():
-    with pytest.raises(ValueError, match="at least 2 clients"):
-        TwoStep()(torch.randn(1, 5), torch.ones(1))
