@@ -128,6 +128,18 @@ def test_what_is_no_number_in_a_record_is_accounted_for(tmp_path, added, said):
     assert summary["status"] == "failed" and "mine" in summary["reason"]
 
 
+@pytest.mark.parametrize("table", ["metrics", "clients", "info"])
+def test_what_has_no_name_in_a_record_is_accounted_for(tmp_path, table):
+    from jgesr_lightning.failure import RunError
+
+    class Numbering:
+        def on_round_end(self, plan, state, record, watch):
+            getattr(record, table)[3] = [0.5] * 4
+
+    with pytest.raises(RunError, match=f"a callback's 3 in a record's {table} is no name; it must be a text"):
+        with_callback(tmp_path, [Numbering()])
+
+
 class Misspelt:
     def on_round_ends(self, *_):
         pass

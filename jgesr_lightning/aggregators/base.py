@@ -219,7 +219,7 @@ class Aggregator(nn.Module, ABC):
             torch.cuda.synchronize(received.device)  # else `seconds` would miss what is still queued
         info = plain(f"{type(self).__name__}'s info", out.info)
         info |= {"participants": len(clients), "seconds": time.perf_counter() - start}
-        layer_graphs = None if out.layer_graphs is None else out.layer_graphs.cpu()
+        layer_graphs = None if out.layer_graphs is None else out.layer_graphs.to("cpu", torch.float64)
         models = out.models.to(received).contiguous()  # of a method of whoever's, one row for all may have come
         if models.untyped_storage().data_ptr() == received.untyped_storage().data_ptr():
             models = models.clone()
@@ -290,10 +290,12 @@ class Aggregator(nn.Module, ABC):
     def _checked(self, upload: Upload) -> Aggregate:
         """Aggregate, and see that a method of whoever's gave what every round goes on with."""
         part = self.aggregate(upload)
-        count, size = upload.received.shape
+        (count, size), layers = upload.received.shape, len(upload.layers or ())
         self._give(part, Aggregate, "an Aggregate")
         self._give(part.models, (count, size), "models")
         self._give(part.graph, (count, count), "a graph")
+        if part.layer_graphs is not None:
+            self._give(part.layer_graphs, (layers, count, count), "layer_graphs")
         off = (part.graph.sum(1, dtype=torch.float64) - 1).nan_to_num(0, 0, 0)  # those are refused with their round
         if self.mixing and bool((off.abs() > 1e-2).any()):  # far beyond rounding in half precision
             worst = 1 + float(off[off.abs().argmax()])
@@ -304,14 +306,13 @@ class Aggregator(nn.Module, ABC):
         if self.own == "clean":
             self._give(part.own, Own, "an own for own='clean', as in Aggregate(..., own=Own(weights, rest))")
             assert part.own is not None
-            layers = len(upload.layers or ())
             parts = layers if len(part.own.weights) == layers else 1
             self._give(part.own.weights, (parts, count), "own.weights")
             self._give(part.own.rest, (count, size), "own.rest")
         return part
 
-    def _give(self, part: object, due: type | tuple[int, int], what: str) -> None:
-        """Raise ValueError unless what `aggregate` returned has the type, or is a matrix of the shape, that is due."""
+    def _give(self, part: object, due: type | tuple[int, ...], what: str) -> None:
+        """Raise ValueError unless what `aggregate` returned has the type, or has the shape, that is due."""
         shape = tuple(part.shape) if isinstance(part, Tensor) else None
         if isinstance(part, due) if isinstance(due, type) else shape == due:
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from jgesr_lightning.checks import nearest, plain
 from jgesr_lightning.config import ConfigError
@@ -43,6 +44,12 @@ class Plain:
         Raises:
             ValueError: something else was; it is taken out again, so that the run can be accounted for.
         """
+        tables: dict[str, dict[Any, Any]] = {"metrics": record.metrics, "clients": record.clients, "info": record.info}
+        for what, table in tables.items():
+            for name in list(table):
+                if not isinstance(name, str):
+                    del table[name]
+                    raise ValueError(f"a callback's {name!r} in a record's {what} is no name; it must be a text")
         for name, value in list(record.metrics.items()):
             try:
                 record.metrics[name] = _number(value)

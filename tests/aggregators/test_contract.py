@@ -398,6 +398,7 @@ def test_a_method_of_a_users_that_keeps_something_can_also_take_it_back(monkeypa
         ({"whole": torch.zeros(K, D)}, "an Aggregate; it returned (5, 37)"),
         ({"models": torch.zeros(D)}, "models of shape (5, 37); it returned (37,)"),
         ({"graph": [[1]]}, "a graph of shape (5, 5); it returned a list"),
+        ({"layer_graphs": torch.zeros(2, K)}, "layer_graphs of shape (2, 5, 5); it returned (2, 5)"),
         ({"own": None}, "an own for own='clean', as in Aggregate(..., own=Own(weights, rest)); it returned none"),
         ({"own": Own(torch.ones(K), torch.zeros(K, D))}, "own.weights of shape (1, 5); it returned (5,)"),
         ({"own": Own(torch.ones(3, K), torch.zeros(K, D))}, "own.weights of shape (1, 5); it returned (3, 5)"),
@@ -463,4 +464,6 @@ def test_what_a_method_of_a_users_returns_in_other_types_is_brought_to_ours():
     out = Somebodys("clean", models=lambda upload: upload.received.double(), own=kept)(**given_round)
     assert torch.equal(out.models, given_round["received"]) and out.models.dtype == torch.float32
     assert torch.equal(out.graph, torch.eye(K, dtype=torch.float64))
+    layered = Somebodys(layer_graphs=torch.ones(2, K, K, dtype=torch.int64))(**given_round, layers=(30, 7))
+    assert layered.layer_graphs.dtype == torch.float64
     assert torch.equal(out.own.weights, torch.ones(1, K, dtype=torch.float64))
