@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jgesr_lightning.arguments import invocation
-from jgesr_lightning.records import RoundRecord, best_of, remarks
+from jgesr_lightning.records import RoundRecord, best_of, last_measured, remarks
 
 KINDS = ("received", "trained")
 
@@ -24,11 +24,10 @@ def closing_lines(
         finished: whether it had them all.
         metric: the accuracy that leads: its kind of model comes first, and the best round is the best by it.
     """
-    measured = [record for record in records if record.round > 0 and "accuracy/received" in record.metrics]
-    lines = []
-    if measured:
+    last, lines = last_measured(records), []
+    if last is not None:
         kinds = sorted(KINDS, key=lambda kind: not metric.startswith(f"accuracy/{kind}"))
-        lines += _accuracies(measured[-1], kinds)
+        lines += _accuracies(last, kinds)
         best = best_of(records, metric)
         if finished and best is not None:
             word = metric.removeprefix("accuracy/").replace("_", " ")
@@ -50,8 +49,8 @@ def _accuracies(record: RoundRecord, kinds: Sequence[str]) -> list[str]:
     clients = len(next(iter(record.clients.values()), []))
     lines = [f"accuracy after round {record.round}, mean over {clients} clients:"]
     for kind in kinds:
-        values = [record.metrics.get(f"accuracy/{kind}{ending}") for ending in ("", "_weighted", "_worst")]
-        if None not in values:
-            plain, weighted, worst = (f"{100 * float(value or 0):.2f} %" for value in values)
+        names = [f"accuracy/{kind}{ending}" for ending in ("", "_weighted", "_worst")]
+        if names[0] in record.metrics:
+            plain, weighted, worst = (f"{100 * record.metrics[name]:.2f} %" for name in names)
             lines.append(f"  {kind:8}  {plain}   (by test samples {weighted}, worst client {worst})")
     return lines

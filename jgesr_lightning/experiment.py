@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,6 @@ from jgesr_lightning.seeding import deterministic
 from jgesr_lightning.summary import DamagedSummaryError, read_summary
 from jgesr_lightning.trained import Trained, open_trained
 from jgesr_lightning.training import precision_remark
-from jgesr_lightning.wandb_names import Labels
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -101,27 +101,6 @@ class Result:
 STOPPING = "stopping at the next point from which the run can go on; Ctrl-C again: at once"
 
 
-@dataclass(frozen=True)
-class _Parts:
-    """What each process has made before they are joined.
-
-    Attributes:
-        folder: of the run.
-        launch: which processes there are.
-        data: read and shared out.
-        start: what everybody starts from.
-        labels: what W&B files the run under.
-        callbacks: of whoever called `run`.
-    """
-
-    folder: Path
-    launch: Launch
-    data: FederatedDataModule
-    start: build.Start
-    labels: Labels
-    callbacks: Sequence[object]
-
-
 @set_for_a_run()
 def run(config: Config, callbacks: Sequence[object] = ()) -> Result:
     """Run the federation that `config` describes.
@@ -159,10 +138,12 @@ def run(config: Config, callbacks: Sequence[object] = ()) -> Result:
     labels = build.wandb_labels(config, folder)  # refused before any work
     meet_early(launch)
     data = build.data_module(config)
-    parts = _Parts(folder, launch, data, build.start(config, data, launch.accelerator), labels, callbacks)
+    begin = build.start(config, data, launch.accelerator)
+    watchers = build.watchers(config, folder, data, begin, labels, callbacks)
+    go = partial(_run, config, folder, launch, data, begin, watchers)
     if not is_first():
         try:
-            return _run(config, parts, None)
+            return go(None)
         except (ConfigError, NonFiniteError, checkpoint.CheckpointError, PeerLostError):
             # the first process has the same error, or is the one that was lost: one line is enough
             return Result("failed", folder, 0)
@@ -173,9 +154,9 @@ def run(config: Config, callbacks: Sequence[object] = ()) -> Result:
     with ExitStack() as held:
         opening = open_folder(config, folder, held, data.digest())
         if launch.launcher != OURSELVES:
-            return _run(config, parts, opening)
+            return go(opening)
         early = _outcome(opening, config, folder)  # before the other processes are started
-        return early or _run(config, parts, opening)
+        return early or go(opening)
 
 
 def _of_the_first(folder: Path) -> Result:
@@ -197,10 +178,16 @@ def _outcome(opening: Opening, config: Config, folder: Path) -> Result | None:
     return Result("finished", folder, config.rounds)
 
 
-def _run(config: Config, parts: _Parts, opening: Opening | None) -> Result:
-    """Launch the processes, build what needs them, and run."""
-    folder, launch, data = parts.folder, parts.launch, parts.data
-    watchers = build.watchers(config, folder, data, parts.start, parts.labels, parts.callbacks)
+def _run(
+    config: Config,
+    folder: Path,
+    launch: Launch,
+    data: FederatedDataModule,
+    begin: build.Start,
+    watchers: build.Watchers,
+    opening: Opening | None,
+) -> Result:
+    """Launch the processes, build what needs them, and run; the first process alone has opened the folder."""
     with (
         deterministic(config.deterministic),
         StopRequest(STOPPING if is_first() else "") as stop,
@@ -219,7 +206,7 @@ def _run(config: Config, parts: _Parts, opening: Opening | None) -> Result:
             assert agreed is not None  # the first process sent its own
             result = _outcome(agreed, config, folder)
             if result is None:
-                plan, reason = build.round_plan(config, fabric, data, parts.start, watchers.orchestrator, stop)
+                plan, reason = build.round_plan(config, fabric, data, begin, watchers.orchestrator, stop)
                 if plan.sharding.any(agreed.digest != data.digest()):
                     what = f"data.name={config.data.name} or data.partition={config.data.partition}"
                     raise ConfigError(

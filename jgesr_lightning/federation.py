@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from jgesr_lightning.aggregators.base import Aggregate
-from jgesr_lightning.measures import edge_scores, likeness, summarise
+from jgesr_lightning.measures import LEAST, edge_scores, likeness, summarise
 from jgesr_lightning.plan import RoundPlan
 from jgesr_lightning.records import FederationState, RoundRecord
 from jgesr_lightning.runtime.method_state import Unsaved, copied
@@ -128,6 +128,23 @@ class Federation:
         losses = self._train(number, rows, start, anchors)
         if self._stopping():
             return None
+        columns, mask, present = self._receive(state, chosen, rows, start, record)
+        aggregate = self._aggregate(columns, mask, present, previous, record)
+        record.info |= aggregate.info
+        if plan.groups:
+            record.metrics |= edge_scores(aggregate.graph, plan.groups)
+        if plan.aggregator.shares and not _connected(aggregate.graph):
+            record.info["shared"] = "nothing"
+        losses = sharding.gather(losses)
+        record.clients["loss/train"] = losses.tolist()
+        record.metrics["loss/train"] = float(losses.nanmean())
+        return record, aggregate
+
+    def _receive(
+        self, state: FederationState, chosen: Sequence[int], rows: Sequence[int], start: Tensor, record: RoundRecord
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Return what arrives, by columns, its mask, None where all did, and whose upload counts, (K,) bool."""
+        plan, sharding = self.plan, self.plan.sharding
         with self._watch.part("uplink"):
             updates = (plan.collector.trained[row] - start[row] for row in rows)
             record.metrics |= likeness(updates, start.shape[1], start.device, sharding.sum)
@@ -139,16 +156,21 @@ class Federation:
             finite = sharding.gather(finite).bool()
             came = sharding.gather(mask.any(1)).bool() if lossy else torch.ones_like(finite)
             present = self._present(chosen, finite, came, record)
-            columns = sharding.to_columns(received)
-            arrived = sharding.to_columns(mask) if lossy else None
+            return sharding.to_columns(received), sharding.to_columns(mask) if lossy else None, present
+
+    def _aggregate(
+        self, columns: Tensor, mask: Tensor | None, present: Tensor, previous: Tensor, record: RoundRecord
+    ) -> Aggregate:
+        """Aggregate what arrived, and leave the method as it was where the result is of no use."""
+        plan, sharding = self.plan, self.plan.sharding
         former = copied(plan.aggregator.state())  # what it gives away may be what it changes
         # a method may draw: alike on all processes, and on the other side of an interruption
-        seed = derive(plan.seed, AGGREGATION, number)
+        seed = derive(plan.seed, AGGREGATION, record.round)
         with self._watch.part("aggregate"), drawing_from(seed, columns.device):
-            aggregate = plan.aggregator(
+            aggregate: Aggregate = plan.aggregator(
                 columns,
                 plan.weights,
-                mask=arrived,
+                mask=mask,
                 previous=previous,
                 initial=plan.initial[sharding.columns],
                 present=present,
@@ -166,15 +188,7 @@ class Federation:
         if len(self._variances):  # the noise can have made a running variance negative
             for models in (aggregate.models, *([] if aggregate.own is None else [aggregate.own.rest])):
                 models[:, self._variances] = models[:, self._variances].clamp_(min=0)
-        record.info |= aggregate.info
-        if plan.groups:
-            record.metrics |= edge_scores(aggregate.graph, plan.groups)
-        if plan.aggregator.shares and not _connected(aggregate.graph):
-            record.info["shared"] = "nothing"
-        losses = sharding.gather(losses)
-        record.clients["loss/train"] = losses.tolist()
-        record.metrics["loss/train"] = float(losses.nanmean())
-        return record, aggregate
+        return aggregate
 
     def _uplink(self, state: FederationState, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return what arrives of what these of this process's clients trained, and which entries did."""
@@ -269,7 +283,7 @@ class Federation:
 
 def _connected(graph: Tensor) -> bool:
     """Whether any client gets more than a millionth of anything from another one."""
-    return bool((graph - graph.diag().diag()).abs().max() > 1e-6)
+    return bool((graph - graph.diag().diag()).abs().max() > LEAST)
 
 
 def _scalars(info: Mapping[str, Any]) -> dict[str, float]:

@@ -76,10 +76,9 @@ class ParameterLayout:
             last, seen = owner, seen + size
         return tuple(layers)
 
-    def flatten(self, state_dict: Mapping[str, Tensor], out: Tensor | None = None) -> Tensor:
-        """Return the row (d,) that holds the tensors of `state_dict`; written into `out` where given."""
-        pieces = [state_dict[name].detach().reshape(-1) for name in self.names]
-        return torch.cat(pieces, out=out) if out is not None else torch.cat(pieces)
+    def flatten(self, state_dict: Mapping[str, Tensor]) -> Tensor:
+        """Return the row (d,) that holds the tensors of `state_dict`."""
+        return torch.cat([state_dict[name].detach().reshape(-1) for name in self.names])
 
     def restore(self, row: Tensor) -> dict[str, Tensor]:
         """Return views of `row` (..., d) under their state-dict names, shaped (..., *shape)."""

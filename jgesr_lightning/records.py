@@ -53,6 +53,12 @@ class FederationState:
     believed: Tensor | None = None
 
 
+def last_measured(records: Sequence[RoundRecord]) -> RoundRecord | None:
+    """Return the last round, after training began, that was evaluated; None without any."""
+    measured = (record for record in reversed(records) if record.round > 0 and "accuracy/received" in record.metrics)
+    return next(measured, None)
+
+
 def best_of(records: Sequence[RoundRecord], metric: str) -> RoundRecord | None:
     """Return the first round, after training began, with the best value of a metric; None without any."""
     measured = [record for record in records if record.round > 0 and metric in record.metrics]

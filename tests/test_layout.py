@@ -38,15 +38,6 @@ def test_restore_returns_views_and_flatten_returns_a_copy():
     assert row[: layout.sizes[0]].eq(1).all() and row[layout.sizes[0] :].eq(0).all()
 
 
-def test_flatten_into_a_row_of_a_matrix():
-    net = build_model("lenet", 1, 28, 10)
-    layout = ParameterLayout.of(net)
-    matrix = torch.zeros(3, layout.size)
-    layout.flatten(net.state_dict(), out=matrix[1])
-    assert torch.equal(matrix[1], layout.flatten(net.state_dict()))
-    assert matrix[0].eq(0).all() and matrix[2].eq(0).all()
-
-
 def test_memory_format_does_not_change_the_row():
     net = build_model("lenet", 3, 32, 10)
     layout = ParameterLayout.of(net)

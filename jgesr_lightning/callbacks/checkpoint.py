@@ -69,13 +69,14 @@ class Checkpoint:
 
     def save(self, plan: RoundPlan, state: FederationState) -> None:
         """Save `state` unless the newest checkpoint is of its round."""
-        if state.round != self._saved:
-            # where clients go on from their own models, the next round needs them
-            trained = state.own if plan.aggregator.start == "own" else self._trained
-            try:
-                of_method = gathered(plan.aggregator, plan.sharding)
-            except StateError as error:
-                place = checkpoint.folder_of(self.root, state.round)
-                raise checkpoint.CheckpointError(f"could not write the checkpoint {place}: {error}") from None
-            checkpoint.save(self.root, state, of_method, self.config, plan.sharding, trained, self.code)
-            self._saved = state.round
+        if state.round == self._saved:
+            return
+        # where clients go on from their own models, the next round needs them
+        trained = state.own if plan.aggregator.start == "own" else self._trained
+        try:
+            of_method = gathered(plan.aggregator, plan.sharding)
+        except StateError as error:
+            place = checkpoint.folder_of(self.root, state.round)
+            raise checkpoint.CheckpointError(f"could not write the checkpoint {place}: {error}") from None
+        checkpoint.save(self.root, state, of_method, self.config, plan.sharding, trained, self.code)
+        self._saved = state.round

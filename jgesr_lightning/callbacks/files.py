@@ -18,7 +18,8 @@ import torch
 
 from jgesr_lightning.files import naming, write_atomically, write_text
 from jgesr_lightning.plan import RoundPlan
-from jgesr_lightning.records import FederationState, RoundRecord, best_of, remarks
+from jgesr_lightning.records import FederationState, RoundRecord, best_of, last_measured, remarks
+from jgesr_lightning.summary import FILE, DamagedSummaryError, read_summary
 from jgesr_lightning.timing import Stopwatch
 
 PartitionTable = tuple[list[str], list[list[Any]]]
@@ -128,12 +129,10 @@ class ResultFiles:
             if not (unless_finished and status == "finished"):
                 self.write_summary(rounds, state, "failed", reason)
             return
-        path = self.folder / "summary.json"
         try:
-            former = json.loads(path.read_text())
-        except (OSError, ValueError, RecursionError):
-            former = None
-        former = former if isinstance(former, dict) else {}
+            former = read_summary(self.folder)
+        except DamagedSummaryError:
+            former = {}
         if unless_finished and former.get("status") == "finished":
             return
         begun = self._summary(rounds, None, "failed", reason) | former
@@ -144,12 +143,11 @@ class ResultFiles:
         self._store(self._summary(*self._outcome))
 
     def _store(self, summary: Mapping[str, Any]) -> None:
-        write_text(self.folder / "summary.json", json.dumps(_plain(summary), indent=1))
+        write_text(self.folder / FILE, json.dumps(_plain(summary), indent=1))
 
     def _summary(self, rounds: int, state: FederationState | None, status: str, reason: str) -> dict[str, Any]:
         records = [] if state is None else state.records
-        measured = [r for r in records if "accuracy/received" in r.metrics and r.round > 0]
-        last = measured[-1] if measured else (records[-1] if records else RoundRecord(0))
+        last = last_measured(records) or (records[-1] if records else RoundRecord(0))
         best = best_of(records, self.metric) or last
         seconds: dict[str, float] = {}
         for record in records:

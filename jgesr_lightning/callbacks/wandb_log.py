@@ -8,7 +8,6 @@ import secrets
 import shlex
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from jgesr_lightning.callbacks import wandb_media as media
 from jgesr_lightning.callbacks.wandb_mode import resolve_mode, wandb_program
 from jgesr_lightning.files import write_text
 from jgesr_lightning.paths import home, writable
-from jgesr_lightning.records import FederationState, RoundRecord, best_of
+from jgesr_lightning.records import FederationState, RoundRecord, best_of, last_measured
 from jgesr_lightning.wandb_names import Labels
 
 if TYPE_CHECKING:
@@ -105,14 +104,9 @@ class WandbLog:
         records = len(state.records)
         self._start = _Start(lambda: self._begin(records))
 
-    def on_round_end(
-        self, plan: RoundPlan, state: FederationState, record: RoundRecord, watch: Stopwatch | None = None
-    ) -> None:
+    def on_round_end(self, plan: RoundPlan, state: FederationState, record: RoundRecord, watch: Stopwatch) -> None:
         """Log the numbers of this round, and of those before it that W&B lacks; and their graphs, where due."""
-        if self._start is None:
-            return
-        part: AbstractContextManager[None] = nullcontext() if watch is None else watch.part("log")
-        with part:
+        with watch.part("log"):
             if self._ready(wait=0.0):
                 self._catch_up()
 
@@ -277,10 +271,9 @@ class WandbLog:
         return shown | media.graph_media(graph, state.layer_graphs.get(number), order, label, title, number)
 
     def _summarise(self, state: FederationState) -> None:
-        measured = [record for record in state.records if HEADLINE in record.metrics]
-        if not measured:
+        last, metric = last_measured(state.records), str(self.config.get("metric") or HEADLINE)
+        if last is None:
             return
-        last, metric = measured[-1], str(self.config.get("metric") or HEADLINE)
         best = best_of(state.records, metric) or last
         summary: dict[str, Any] = {
             f"last/{name}": value for name, value in last.metrics.items() if not name.startswith("seconds/")

@@ -75,7 +75,7 @@ class Models:
         if not masks:
             self._groups, self._reduce = [[Coefficients(self.problem, layers, *given, reduce=reduce)]], None
             return
-        rest = None
+        rest: Tensor | None = None
         if self.problems == 1 and (least is not None or not blind(masks[0])):
             patterns = common_patterns(
                 torch.cat(masks), layers, least or max(_LEAST, _LEAST_PER_CLIENT * self._clients)
@@ -83,21 +83,25 @@ class Models:
             if patterns.sizes and (least is not None or len(patterns.order) >= _COVERED * size):
                 self._groups = [[Coefficients(self.problem, layers, *given, patterns)]]
                 rest, layers = patterns.rest, patterns.rest_layers
-        width = COPIES * self._clients * self.problems
+        self._hold(layers, rest, *given)
+
+    def _hold(self, layers: Sequence[int], which: Tensor | None, start: Tensor | None, previous: Tensor | None) -> None:
+        """Hold columns as they are, some in each part: all, or those of `which`; `layers` says how many of each."""
+        pulls, width = len(self.problem.pulls), COPIES * self._clients * self.problems
         slices = list(chunks(layers, width, self._like.device)) or ([] if self._groups else [(0, slice(0, 0))])
         rows, dtype = self.problems * self._clients, dtype_of(self._like)
         # In few pieces of memory: many small ones that come and go would leave holes of several times their size.
         widest = max((c.stop - c.start for _, c in slices), default=0)
         few = max(1, BLOCK // max(1, widest))
-        sizes = [rows * sum(layers)] * (2 + len(pulls)) + [rows * widest]
+        sizes = [rows * sum(layers)] * (2 + pulls) + [rows * widest]
         room = [torch.empty(size, dtype=dtype, device=self._like.device) for size in sizes]
         for layer, c in slices:
-            begins = [rows * c.start] * (2 + len(pulls)) + [0]
+            begins = [rows * c.start] * (2 + pulls) + [0]
             shape = self.problems, self._clients, c.stop - c.start
             pieces = [r[begin:].narrow(0, 0, math.prod(shape)) for r, begin in zip(room, begins, strict=True)]
             mine = [piece.view(shape).squeeze(0) for piece in pieces]
-            where = c if rest is None else rest[c]
-            part = Columns(self.problem, (layer, len(layers)), where, *given, mine)
+            where = c if which is None else which[c]
+            part = Columns(self.problem, (layer, len(layers)), where, start, previous, mine)
             if not self._groups or self._groups[-1][0].layer != part.layer or len(self._groups[-1]) == few:
                 self._groups.append([])
             self._groups[-1].append(part)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
 
@@ -48,14 +48,14 @@ class Solution:
     iterations: int
     reason: str
     step_norm: float
-    objective: list[float] = field(default_factory=list)
-    rose: bool = False
-    stationarity: tuple[float, float] = (math.nan, math.nan)
-    seconds: float = 0.0
-    newton_steps: int = 0
-    rho: float = math.nan
-    backtracks: int = 0
-    restarts: int = 0
+    objective: list[float]
+    rose: bool
+    stationarity: tuple[float, float]
+    seconds: float
+    newton_steps: int
+    rho: float
+    backtracks: int
+    restarts: int
 
     @property
     def converged(self) -> bool:

@@ -25,9 +25,11 @@ from jgesr_lightning.callbacks.wandb_mode import has_key, reachable, resolve_mod
 from jgesr_lightning.layout import ParameterLayout
 from jgesr_lightning.plan import RoundPlan
 from jgesr_lightning.records import RoundRecord
+from jgesr_lightning.timing import Stopwatch
 from jgesr_lightning.wandb_names import Labels
 from tests.callbacks.offline import records
 
+WATCH = Stopwatch(torch.device("cpu"))
 CONFIG = {
     "name": "tiny",
     "seed": 3,
@@ -86,7 +88,7 @@ def drive(log, plan, state, until, status="finished"):
             state.graphs[number] = graph_of(number)
         state.round = number
         state.records.append(record_of(number))
-        log.on_round_end(plan, state, state.records[-1])
+        log.on_round_end(plan, state, state.records[-1], WATCH)
     log.on_federation_end(plan, state, status)
 
 
@@ -322,7 +324,7 @@ def test_a_failure_in_the_middle_ends_logging_not_the_run(tmp_path, monkeypatch,
     monkeypatch.setattr(log._run, "log", lambda *args, **kwargs: 1 / 0)
     for number in (0, 1):
         state.records.append(record_of(number))
-        log.on_round_end(plan, state, state.records[-1])
+        log.on_round_end(plan, state, state.records[-1], WATCH)
     log.on_federation_end(plan, state, "finished")
     assert sum("ZeroDivisionError" in record.getMessage() for record in caplog.records) == 1
     assert read_back(tmp_path).exits == [1]
@@ -342,7 +344,7 @@ def test_two_hundred_rounds_leave_no_figures_and_no_handles(tmp_path):
     for number in range(1, 201):
         state.graphs = {number: graph_of(number)}
         state.records.append(record_of(number))
-        log.on_round_end(plan, state, state.records[-1])
+        log.on_round_end(plan, state, state.records[-1], WATCH)
         if number in (40, 200):
             counted.append(figures_and_handles())
     log.on_federation_end(plan, state, "finished")
@@ -415,7 +417,7 @@ def test_training_does_not_wait_for_wandb(tmp_path, monkeypatch):
     log.on_federation_start(plan, state)
     for number in range(3):
         state.records.append(record_of(number))
-        log.on_round_end(plan, state, state.records[-1])  # returns, although W&B has not started
+        log.on_round_end(plan, state, state.records[-1], WATCH)  # returns, although W&B has not started
     assert (log.logger, told) == (None, [])
     release.set()
     log.on_federation_end(plan, state, "finished")
@@ -448,7 +450,7 @@ def test_alerts_tell_of_a_diverged_solver_once_and_of_an_early_stop(tmp_path):
     for number in range(3):
         state.records.append(record_of(number))
         state.records[-1].info["reason"] = "diverged" if number else "converged"
-        log.on_round_end(plan, state, state.records[-1])
+        log.on_round_end(plan, state, state.records[-1], WATCH)
     log.on_federation_end(plan, state, "stopped")
     assert read_back(tmp_path).alerts == [("solver diverged", "ERROR"), ("run stopped early", "WARN")]
     drive(make(tmp_path / "well"), fake_plan(), State(), 1)
