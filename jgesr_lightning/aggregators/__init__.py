@@ -19,12 +19,12 @@ __all__ = [
     "Aggregate",
     "Aggregator",
     "Upload",
+    "aggregator_arguments",
     "aggregator_class",
     "aggregator_names",
     "aggregator_settings",
     "build_aggregator",
     "min_clients",
-    "setting_types",
 ]
 
 _CLASSES = ("Aggregate", "Aggregator", "Upload")
@@ -60,14 +60,16 @@ def aggregator_class(name: str) -> type[Aggregator]:
     return part
 
 
+def aggregator_arguments(name: str) -> dict[str, Argument]:
+    """Return a method's settings with their types and defaults, in the order of its constructor."""
+    target = names.BUILTIN["aggregators"].get(name) if isinstance(name, str) else None
+    text = from_text(target) if isinstance(target, str) else None
+    return arguments(aggregator_class(name)) if text is None else text.arguments
+
+
 def aggregator_settings(name: str) -> dict[str, Any]:
-    """Return a method's settings with their defaults, in the order of its constructor."""
-    return {setting: argument.default for setting, argument in _arguments(name).items()}
-
-
-def setting_types(name: str) -> dict[str, Any]:
-    """Return the annotated type of each of a method's settings (such as ``float``, ``bool`` or ``float | None``)."""
-    return {setting: argument.hint for setting, argument in _arguments(name).items()}
+    """Return a method's settings with their defaults alone."""
+    return {setting: argument.default for setting, argument in aggregator_arguments(name).items()}
 
 
 def min_clients(name: str, settings: dict[str, Any]) -> int:
@@ -97,7 +99,7 @@ def build_aggregator(name: str, **settings: Any) -> Aggregator:
     """
     from jgesr_lightning.aggregators.base import OWNS, STARTS, Aggregator
 
-    known = _arguments(name)
+    known = aggregator_arguments(name)
     for setting in settings:
         if setting not in known:
             listed = f"known: {', '.join(known)}" if known else "it has none"
@@ -124,9 +126,3 @@ def build_aggregator(name: str, **settings: Any) -> Aggregator:
     if not hasattr(method, "name"):
         kind.name = names.label(name)
     return method
-
-
-def _arguments(name: str) -> dict[str, Argument]:
-    target = names.BUILTIN["aggregators"].get(name) if isinstance(name, str) else None
-    text = from_text(target) if isinstance(target, str) else None
-    return arguments(aggregator_class(name)) if text is None else text.arguments

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import create_model
 
 from jgesr_lightning import names
-from jgesr_lightning.aggregators import aggregator_settings, build_aggregator, of_a_function, setting_types
+from jgesr_lightning.aggregators import aggregator_arguments, aggregator_settings, build_aggregator, of_a_function
 from jgesr_lightning.checks import nearest
 from jgesr_lightning.config.section import Section
 from jgesr_lightning.config.written import Written
@@ -24,9 +24,7 @@ RESERVED = {"aggregator": ("name",), "channel": ("name", "noise", "missing_rate"
 @functools.cache
 def settings_model(method: str) -> type[Section]:
     """Return the model of a method's settings, with the types and defaults of its constructor's arguments."""
-    types = setting_types(method)
-    told = {key: Argument(types[key], default) for key, default in aggregator_settings(method).items()}
-    model = _model("aggregator", method, told)
+    model = _model("aggregator", method, aggregator_arguments(method))
     if any(field.is_required() for field in model.model_fields.values()):
         model.absent = of_a_function(method)
     return model

@@ -13,7 +13,7 @@ import torch
 from lightning.fabric import Fabric
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
 
 from jgesr_lightning import build
 from jgesr_lightning.aggregators import Aggregator, build_aggregator
@@ -21,7 +21,7 @@ from jgesr_lightning.aggregators.base import Upload
 from jgesr_lightning.aggregators.learned_graph import LearnedGraph
 from jgesr_lightning.arguments import CommandParser
 from jgesr_lightning.checks import whole
-from jgesr_lightning.config import ConfigError
+from jgesr_lightning.config import Config, ConfigError
 from jgesr_lightning.data import split_train_test
 from jgesr_lightning.files import say, write_bytes, write_text
 from jgesr_lightning.layout import ParameterLayout
@@ -99,12 +99,36 @@ def attach(trained: Trained, samples: Samples, rounds: int = 1) -> Attached:
     accuracies = {"before": score(start)}
     method = config.aggregator.replace()  # checks it: a method of one's own is wanted from here on
     aggregator = build_aggregator(method.name, **method.settings)
+    data = ClientData(inputs[train], samples.labels[train], inputs[test], samples.labels[test])
+    row = _trained(config, trained, net, aggregator, data, start, rounds)
+    accuracies["trained"] = score(row)
+    edges = None
+    alone = _alone(aggregator)
+    if isinstance(aggregator, LearnedGraph) and not alone:
+        try:
+            row, edges = _joined(trained, aggregator, layout, received, row, len(train))
+        except ValueError as error:
+            raise ConfigError(error) from None
+        accuracies["joined"] = score(row)
+    state = {**net.state_dict(), **layout.restore(row)}
+    return Attached(accuracies, edges, state, (len(train), len(test)), alone)
+
+
+def _trained(
+    config: Config,
+    trained: Trained,
+    net: nn.Module,
+    aggregator: Aggregator,
+    data: ClientData,
+    start: Tensor,
+    rounds: int,
+) -> Tensor:
+    """Return the model, (d,), that the newcomer makes of `start` in so many rounds."""
     fabric = Fabric(  # one process, whatever launchers' variables are set
         accelerator="cpu", devices=1, precision=config.runtime.precision, plugins=[LightningEnvironment()]
     )
-    data = ClientData(inputs[train], samples.labels[train], inputs[test], samples.labels[test])
+    classes, shape = len(trained.card["classes"]), trained.card["network"]["input_shape"]
     try:
-        classes, shape = len(trained.card["classes"]), trained.card["network"]["input_shape"]
         engine, _ = build.engine(config, fabric, net, aggregator, {trained.num_clients: data}, classes, shape)
     except ValueError as error:
         raise ConfigError(error) from None
@@ -122,17 +146,7 @@ def attach(trained: Trained, samples: Samples, rounds: int = 1) -> Attached:
             f"{whose} (NaN or infinity in the model); check that features have the units of the other clients', or run "
             "with a smaller local.lr"
         )
-    accuracies["trained"] = score(row)
-    edges = None
-    alone = _alone(aggregator)
-    if isinstance(aggregator, LearnedGraph) and not alone:
-        try:
-            row, edges = _joined(trained, aggregator, layout, received, row, len(train))
-        except ValueError as error:
-            raise ConfigError(error) from None
-        accuracies["joined"] = score(row)
-    state = {**net.state_dict(), **layout.restore(row)}
-    return Attached(accuracies, edges, state, (len(train), len(test)), alone)
+    return row
 
 
 def _alone(aggregator: Aggregator) -> str:

@@ -6,11 +6,11 @@ import pytest
 
 from jgesr_lightning.aggregators import (
     Aggregator,
+    aggregator_arguments,
     aggregator_class,
     aggregator_names,
     aggregator_settings,
     build_aggregator,
-    setting_types,
 )
 
 PAPER = ["local", "fedavg", "fedprox", "cfl", "fedamp", "pfedgraph", "two_step", "jgesr"]
@@ -31,11 +31,9 @@ def test_every_name_builds_with_its_defaults(name):
 
 @pytest.mark.parametrize("name", aggregator_names())
 def test_settings_have_types_and_defaults(name):
-    defaults, types = aggregator_settings(name), setting_types(name)
-    assert list(defaults) == list(types)
-    assert inspect.Parameter.empty not in defaults.values()
-    for setting, default in defaults.items():
-        assert types[setting] is float if isinstance(default, float) else True, setting
+    for setting, (hint, default) in aggregator_arguments(name).items():
+        assert default is not inspect.Parameter.empty
+        assert hint is float if isinstance(default, float) else True, setting
 
 
 @pytest.mark.parametrize(
@@ -51,11 +49,10 @@ def test_settings_have_types_and_defaults(name):
     ],
 )
 def test_some_settings(name, setting, default, kind):
-    assert aggregator_settings(name)[setting] == default
-    assert setting_types(name)[setting] == kind
+    assert aggregator_arguments(name)[setting] == (kind, default)
 
 
-@pytest.mark.parametrize("ask", [build_aggregator, aggregator_settings, setting_types, aggregator_class])
+@pytest.mark.parametrize("ask", [build_aggregator, aggregator_settings, aggregator_arguments, aggregator_class])
 def test_unknown_name_lists_the_known_and_the_nearest(ask):
     with pytest.raises(ValueError, match=r"'fedag' \(did you mean 'fedavg'\?\); known: .*pfedgraph"):
         ask("fedag")
