@@ -47,7 +47,7 @@ def arguments(part: Callable[..., Any]) -> dict[str, Argument]:
     }
 
 
-class Text(NamedTuple):
+class ClassText(NamedTuple):
     """What the text of a class tells.
 
     Attributes:
@@ -60,7 +60,7 @@ class Text(NamedTuple):
 
 
 @functools.cache
-def from_text(target: str) -> Text | None:
+def from_text(target: str) -> ClassText | None:
     """Return what the text of one of our classes tells, without importing it, or None where the text is not enough.
 
     Args:
@@ -73,7 +73,7 @@ def from_text(target: str) -> Text | None:
     bases = [base for base in classes[name].bases if isinstance(base, ast.Name)]
     above = [f"{module}:{base.id}" if base.id in classes else imported.get(base.id, "") for base in bases]
     ours = [target for target in above if target.startswith("jgesr_lightning.")]
-    inherited = from_text(ours[0]) if len(ours) == 1 else None if ours else Text({}, {})
+    inherited = from_text(ours[0]) if len(ours) == 1 else None if ours else ClassText({}, {})
     if inherited is None:
         return None
     found: dict[str, Argument] | None = inherited.arguments
@@ -86,7 +86,7 @@ def from_text(target: str) -> Text | None:
             found = _arguments(item.args)
         if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name) and item.value is not None:
             constants[item.target.id] = _literal(item.value)
-    return None if found is None else Text(found, constants)
+    return None if found is None else ClassText(found, constants)
 
 
 @functools.cache

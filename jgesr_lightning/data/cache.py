@@ -62,7 +62,7 @@ def cached(name: str, root: Path, key: str, decode: Callable[[], RawDataset], be
     dataset = None
     for path in paths:
         with contextlib.ExitStack() as held:
-            if not _made(path.parent) or not held.enter_context(locked(path.with_suffix(".lock"))):
+            if not writable(path.parent) or not held.enter_context(in_turn(path.with_suffix(".lock"))):
                 continue
             if (kept := read_cache(path, key)) is not None:  # another process made it meanwhile
                 return kept
@@ -122,7 +122,7 @@ def write_cache(path: Path, key: str, dataset: RawDataset) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: Path, seconds: float = WAIT_SECONDS) -> Iterator[bool]:
+def in_turn(path: Path, seconds: float = WAIT_SECONDS) -> Iterator[bool]:
     """Hold an exclusive lock between processes on the file `path`; False if it cannot be had within `seconds`.
 
     The lock goes with the process that holds it, however that ends; its file stays.
@@ -145,17 +145,6 @@ def locked(path: Path, seconds: float = WAIT_SECONDS) -> Iterator[bool]:
             yield True
         finally:
             lock.release()
-
-
-def _made(folder: Path) -> bool:
-    """Make `folder` if need be; False if it cannot be made or written."""
-    try:
-        if not writable(folder):
-            return False
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return False
-    return True
 
 
 def _checksum(tensors: dict[str, torch.Tensor]) -> int:

