@@ -97,6 +97,11 @@ class Run:
         return number
 
     @cached_property
+    def measured(self) -> dict[str, float | None]:
+        """Metric -> its value in the last round, None where it is not finite."""
+        return {name: value for name, value in self.summary["last"].items() if name != "round"}
+
+    @cached_property
     def condition(self) -> dict[str, Any]:
         """The settings that decide its outcome, without its seeds: the partition used, and none without a say."""
         settings = condition(self.config)
@@ -128,7 +133,7 @@ class Run:
         if count > 1:
             values = self._evaluated(name)[-count:]
             return sum(values) / count if len(values) == count and all(map(math.isfinite, values)) else None
-        value = self.summary["last"].get(name)
+        value = self.measured.get(name)
         return None if value is None or not math.isfinite(value) else float(value)
 
     def _evaluated(self, name: str) -> list[float]:

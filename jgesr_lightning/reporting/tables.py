@@ -490,7 +490,7 @@ def _few(names: Sequence[str]) -> str:
 def _lacking(run: Run, metric: str) -> str:
     """Return why a run has no value of a metric."""
     name, count = averaged(metric)
-    if name not in run.summary["last"]:
+    if name not in run.measured:
         return f"{metric} was not measured"
     if run.last(name) is None:
         return f"{name} is not finite"
@@ -510,7 +510,7 @@ def _nowhere(runs: Sequence[Run], metric: str) -> str:
         )
     if ending:
         return f"no run ends with {count} finite evaluations of {name}; ask for the mean over fewer"
-    if any(name in run.summary["last"] for run in runs):
+    known = sorted({name for run in runs for name in run.measured})
+    if name in known:
         return f"{name} is not finite at the end of any run; ask for an accuracy, such as {METRIC}"
-    known = sorted({name for run in runs for name in run.summary["last"] if name != "round"})
     return f"no run has the metric {shown(metric)!r}{nearest(metric, known)}; known: {', '.join(known)}"

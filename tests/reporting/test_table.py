@@ -353,6 +353,8 @@ def test_another_metric_and_an_unknown_one(tmp_path):
     assert cells(markdown(table), "fedavg")[0] == ["0.5 ± 0 (3)"]  # no percent, no number of the paper
     with pytest.raises(ConfigError, match=r"accuracy/recieved.*did you mean .accuracy/received.*known: .*loss/train"):
         tables_of([tmp_path], "accuracy/recieved")
+    with pytest.raises(ConfigError, match=r"no run has the metric 'round'"):
+        tables_of([tmp_path], "round")
 
 
 def test_the_mean_over_the_last_evaluations(tmp_path):
