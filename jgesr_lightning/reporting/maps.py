@@ -7,7 +7,7 @@ seeds.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -31,6 +31,8 @@ _WORDS = {**SETTING_WORDS, "channel.noise": "noise level s", "channel.missing_ra
 
 Place = tuple[Any, Any]
 """Values of the two settings: row and column."""
+Settings = tuple[tuple[str, Any], ...]
+"""The other settings, by which panels differ: sorted pairs of key and value."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,7 @@ class Map:
     """All panels.
 
     Attributes:
-        panels: in the order of their titles.
+        panels: MNIST first, then by their settings.
         rows: key of the setting that makes the rows.
         columns: key of that which makes the columns.
         metric: what is compared.
@@ -246,7 +248,7 @@ def map_of(
         baselines: labels of the methods that all are compared with.
         names: label -> what the study's file calls a method.
     """
-    sheets: dict[tuple[tuple[str, Any], ...], dict[Place, dict[str, list[Run]]]] = {}
+    sheets: dict[Settings, dict[Place, dict[str, list[Run]]]] = {}
     for run in runs:
         settings = dict(run.condition)
         if run.last(metric) is None:
@@ -257,13 +259,11 @@ def map_of(
         )
         spot = sheets.setdefault(rest, {}).setdefault((_hashable(at[0]), _hashable(at[1])), {})
         spot.setdefault(run.label, []).append(run)
-    titles = _titles(list(sheets))
     panels = []
-    for rest, held in sheets.items():
-        places = sorted(held, key=lambda at: (_rank(at[0]), _rank(at[1])))
-        panels.append(Panel(titles[rest], {at: _spot(held[at], metric, baselines) for at in places}))
-    ordered = sorted(panels, key=lambda panel: _natural(panel.title))
-    return Map(ordered, rows, columns, metric, tuple(baselines), names or {})
+    for rest, title in _titled(sheets):
+        places = sorted(sheets[rest], key=lambda at: (_rank(at[0]), _rank(at[1])))
+        panels.append(Panel(title, {at: _spot(sheets[rest][at], metric, baselines) for at in places}))
+    return Map(panels, rows, columns, metric, tuple(baselines), names or {})
 
 
 def words(key: str) -> str:
@@ -311,20 +311,23 @@ def _better(of_baselines: Mapping[str, Mapping[Hashable, float]]) -> str | None:
     return max(of_baselines, key=lambda label: float(np.mean([of_baselines[label][seed] for seed in shared])))
 
 
-def _titles(sheets: Sequence[tuple[tuple[str, Any], ...]]) -> dict[tuple[tuple[str, Any], ...], str]:
-    """Return what tells each panel from the others: the data set, and the settings that not all share."""
-    held = [dict(rest) for rest in sheets]
-    keys = [key for key in differing(held) if key != "data.name"]
-    return {
-        rest: ", ".join(
-            [
-                *([shown(one["data.name"])] if "data.name" in one else []),
-                *(f"{_short(key)} {text(one.get(key))}" for key in keys if key in one),
-            ]
+def _titled(sheets: Iterable[Settings]) -> list[tuple[Settings, str]]:
+    """Return panels' settings, MNIST first, and what tells each from the others: data set and what not all share."""
+    held = {rest: dict(rest) for rest in sheets}
+    keys = ["data.name", *(key for key in differing(list(held.values())) if key != "data.name")]
+    told = {rest: {key: one[key] for key in keys if key in one} for rest, one in held.items()}
+
+    def rank(rest: Settings) -> tuple[bool, list[tuple[bool, float, str]]]:
+        values = [value if isinstance(value, int | float) else text(value) for value in told[rest].values()]
+        return not str(told[rest].get("data.name")).startswith("mnist"), [*map(_rank, values)]
+
+    def title(rest: Settings) -> str:
+        words = (
+            shown(value) if key == "data.name" else f"{_short(key)} {text(value)}" for key, value in told[rest].items()
         )
-        or "all runs"
-        for rest, one in zip(sheets, held, strict=True)
-    }
+        return ", ".join(words) or "all runs"
+
+    return [(rest, title(rest)) for rest in sorted(told, key=rank)]
 
 
 def _short(key: str) -> str:
@@ -338,17 +341,3 @@ def _hashable(value: Any) -> Hashable:
 def _rank(value: Any) -> tuple[bool, float, str]:
     number = isinstance(value, int | float)
     return not number, float(value) if number else 0.0, str(value)
-
-
-def _natural(title: str) -> tuple[bool, list[tuple[bool, float, str]]]:
-    """Return the sort key that puts MNIST first and numbers in their order."""
-    parts = [_rank(float(part) if _is_number(part) else part) for part in title.replace(",", " ").split()]
-    return not title.startswith("mnist"), parts
-
-
-def _is_number(part: str) -> bool:
-    try:
-        float(part)
-    except ValueError:
-        return False
-    return True
