@@ -24,6 +24,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from hashlib import sha256
 from importlib import metadata
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -292,19 +293,23 @@ def _reach_current_folder() -> None:
 
 
 def _from_file(path: Path) -> ModuleType:
-    name = f"_{path.stem}_{sha256(str(path).encode()).hexdigest()[:12]}"  # two files of one name are two modules
-    if name in sys.modules:
-        return sys.modules[name]
     if not path.is_file():
         raise FileNotFoundError(2, "no file", str(path))
+    # two files of one name are two modules, and so is one that was edited, in a notebook say, since it was imported
+    text = path.read_bytes()
+    version = sha256(str(path).encode() + b"\0" + text).hexdigest()[:12]
+    name = f"_{path.stem}_{version}"
+    if name in sys.modules:
+        return sys.modules[name]
     if str(path.parent) not in sys.path:  # for what stands beside it; last, so that nothing is hidden by it
         sys.path.append(str(path.parent))
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None  # a file that ends in .py has a loader
+    assert spec is not None and isinstance(spec.loader, SourceFileLoader)  # as that of a file that ends in .py is
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        code = spec.loader.source_to_code(text, str(path))
+        exec(code, module.__dict__)  # not by the loader, whose cache knows no two versions of one second and length
     except BaseException:
         del sys.modules[name]
         raise

@@ -8,6 +8,7 @@ import pytest
 
 from jgesr_lightning import names
 from jgesr_lightning.aggregators import Aggregator
+from jgesr_lightning.config.methods import part_settings
 
 GOOD = "class Mine:\n    value = 3\n\ndef make():\n    return Mine()\n\nnumber = 5\n"
 
@@ -149,6 +150,20 @@ def test_a_failed_import_names_the_line_and_is_tried_anew(file):
     assert f"({path}, line 3)" in complaint("models", "./mine.py:Mine")
     file()
     assert names.find("models", "./mine.py:Mine").value == 3
+
+
+def test_an_edited_file_is_another_module(file):
+    """As in a notebook, which would else go on with the former code under the new one's hash."""
+    text = "def bursts(model, length: int = {0}):\n    return {0} * model\n"
+    for factor in (2, 3, 2):
+        name = file(text.format(factor), "links.py")
+        assert names.find("channels", f"{name}:bursts")(1) == factor
+        assert part_settings("channel", f"{name}:bursts") == {"length": factor}
+    head = "from jgesr_lightning.aggregators import Aggregator\n\nclass Middle(Aggregator):\n"
+    text = head + "    def __init__(self, pull: float = {0}): super().__init__()\n"
+    for pull in (0.5, 0.25):
+        name = file(text.format(pull), "methods.py")
+        assert part_settings("aggregator", f"{name}:Middle") == {"pull": pull}
 
 
 def test_code_is_known_by_its_syntax_tree(file, tmp_path):

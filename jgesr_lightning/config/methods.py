@@ -21,18 +21,26 @@ RESERVED = {"aggregator": ("name",), "channel": ("name", "noise", "missing_rate"
 """Section that names a part with settings of its own -> its other keys, which no such setting can be called."""
 
 
-@functools.cache
 def settings_model(method: str) -> type[Section]:
     """Return the model of a method's settings, with the types and defaults of its constructor's arguments."""
+    return _method_model(method, _code("aggregators", method))
+
+
+@functools.cache
+def _method_model(method: str, code: int) -> type[Section]:
     model = _model("aggregator", method, aggregator_arguments(method))
     if any(field.is_required() for field in model.model_fields.values()):
         model.absent = of_a_function(method)
     return model
 
 
-@functools.cache
 def link_model(link: str) -> type[Section]:
     """Return the model of a link's settings; one of ours has none."""
+    return _link_model(link, _code("channels", link))
+
+
+@functools.cache
+def _link_model(link: str, code: int) -> type[Section]:
     model = _model("channel", link, link_settings(link))
     model.absent = f"; {names.label(link)} has no default for it"
     return model
@@ -40,6 +48,11 @@ def link_model(link: str) -> type[Section]:
 
 MODELS = {"aggregator": settings_model, "channel": link_model}
 """Section -> what makes the model of the settings of the part that it names."""
+
+
+def _code(kind: str, name: str) -> int:
+    """Return a number of what stands behind a name today: another one once its file was edited; 0 for ours."""
+    return 0 if names.is_builtin(kind, name) else id(names.find(kind, name))  # modules stay: no id comes again
 
 
 def _model(section: str, part: str, told: Mapping[str, Argument]) -> type[Section]:
