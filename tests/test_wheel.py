@@ -52,7 +52,7 @@ def test_the_wheel_says_what_it_is(wheel):
     archive = zipfile.ZipFile(wheel)
     folder = next(name.partition("/")[0] for name in archive.namelist() if ".dist-info/" in name)
     told = Parser().parsestr(archive.read(f"{folder}/METADATA").decode())
-    assert told["Version"] == "0.2.0" and told["License-Expression"] == "Apache-2.0"
+    assert told["Version"] == "0.3.0" and told["License-Expression"] == "Apache-2.0"
     assert {"Typing :: Typed"} < set(told.get_all("Classifier"))
     assert told.get_all("Project-URL") and told["Author"] and told["Keywords"]
     assert "jgesr = jgesr_lightning.cli:main" in archive.read(f"{folder}/entry_points.txt").decode()
