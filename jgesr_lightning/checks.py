@@ -35,6 +35,8 @@ _OTHERS_SAY = {  # what it is called here: what others call it; a hint is given 
     "seed": "random_seed random_state init_seed",
     "channel.noise": "noise_level noise_std snr",
     "channel.missing_rate": "missing drop_rate loss_rate packet_loss",
+    "downlink.noise": "downlink.noise_level downlink.noise_std downlink.snr channel.downlink",
+    "downlink.missing_rate": "downlink.missing downlink.drop_rate downlink.loss_rate downlink.packet_loss",
     "runtime.devices": "gpu gpus num_gpus n_gpus device_id gpu_id",
     "runtime.accelerator": "device use_gpu using_gpu",
     "runtime.precision": "dtype amp",

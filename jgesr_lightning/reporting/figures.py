@@ -93,7 +93,9 @@ def draw(found: Findings) -> Iterator[Drawing]:
     if plane.is_plane:
         yield from unique(map_drawings(plane), 1, taken)
     for number, (block, table) in enumerate(zip(blocks(runs), found.tables, strict=True), 1):
-        yield from unique(draw_block(block, table, styles), number, taken)
+        told = "; with " + ", ".join(f"{key}={value}" for key, value in block.differs.items()) if block.differs else ""
+        drawings = (replace(one, caption=one.caption + told) for one in draw_block(block, table, styles))
+        yield from unique(drawings, number, taken)
 
 
 def looks_of(collection: Collection) -> Looks:

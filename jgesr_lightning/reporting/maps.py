@@ -331,6 +331,8 @@ def _titled(sheets: Iterable[Settings]) -> list[tuple[Settings, str]]:
 
 
 def _short(key: str) -> str:
+    if key.startswith("downlink."):  # whose keys are called as the channel's
+        return key.replace(".", " ")
     return "s" if key == COLUMNS else key.rpartition(".")[2]
 
 

@@ -202,7 +202,7 @@ def load_study(name: str | Path, overrides: Sequence[str] = ()) -> tuple[str, li
         return loaded[key]
 
     cells: dict[str, Cell] = {}
-    known: dict[tuple[str, ...], str] = {}
+    known: dict[str, str] = {}
     for seed, (data, of_data), noise, missing, chosen, (label, of_method) in itertools.product(*axes.values()):
         method = {(key if "." in key else f"aggregator.{key}"): value for key, value in of_method.items()}
         of_axes = {
@@ -236,9 +236,9 @@ def load_study(name: str | Path, overrides: Sequence[str] = ()) -> tuple[str, li
             raise ConfigError(f"{path}: {error}") from None
         if cell in cells:
             raise ConfigError(f"{path}: {cell} comes twice; give each value, and each label, once")
-        run = (str(data), label, identity(to_dict(config)))
+        run = identity(to_dict(config))
         if run in known:  # such as the rates 0 and 0.0, or values of a grid that make no difference
-            raise ConfigError(f"{path}: {known[run]} and {cell} would be one run twice; give each value once")
+            raise ConfigError(f"{path}: {known[run]} and {cell} would be one run twice; leave one out")
         known[run] = cell
         cells[cell] = Cell(cell, study.base, tuple(f"{key}={value}" for key, value in arguments.items()), config)
     return path.stem, list(cells.values())

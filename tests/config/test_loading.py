@@ -138,6 +138,8 @@ def test_dashes_and_order_make_no_difference():
         ("client_drop_rate=0.5", "participation"),
         ("alpha=1", "aggregator.alpha"),
         ("variant=paper", "aggregator.variant"),
+        ("packet_loss=0.1", "channel.missing_rate"),
+        ("downlink.packet_loss=0.1", "downlink.missing_rate"),
     ],
 )
 def test_misspelt_keys_and_words_stop_with_the_nearest(override, named):

@@ -346,3 +346,12 @@ def test_figures_call_methods_as_the_study_does_and_keep_their_looks(tmp_path):
     captions = (tmp_path / "runs" / "figures" / "captions.txt").read_text(encoding="utf-8")
     assert captions.endswith("\n\nCalled as in the study's file: my method: fedavg; ours: TrimMom (momentum=0.5).\n")
     assert re.search(r"<text[^>]*>ours<", page) and "ours: TrimMom (momentum=0.5)" in page
+
+
+def test_captions_say_what_tells_blocks_of_runs_apart(tmp_path):
+    for down in (0.0, 0.2):
+        folder = make_run(tmp_path, f"down{down}", 0.9, method="fedavg")
+        change(folder, **{"config.downlink": {"noise": down, "missing_rate": 0.0}})
+    found = names(tmp_path)
+    captions = sorted(drawing.caption for name, drawing in found.items() if name.startswith("rounds_mnist"))
+    assert [caption.rpartition("; with ")[2] for caption in captions] == ["downlink.noise=0.0", "downlink.noise=0.2"]

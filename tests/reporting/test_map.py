@@ -380,3 +380,15 @@ def test_figures_and_the_page_have_the_map_where_there_is_one(tmp_path):
     assert "map" not in names
     assert report.main([str(tmp_path / "without"), "--out", str(tmp_path / "without.html")]) == 0
     assert "Where which method leads" not in (tmp_path / "without.html").read_text()
+
+
+def test_settings_of_the_downlink_are_called_so(tmp_path):
+    for method, rate, down in itertools.product(("local", "fedavg"), (0.0, 0.3), (0.0, 0.2)):
+        folder = make_run(tmp_path, f"run_{next(NUMBER)}", 0.9, method=method, missing=rate, with_files=False)
+        change(folder, **{"config.downlink": {"noise": down, "missing_rate": 0.0}})
+    rows = markdown(built(tmp_path, rows="downlink.noise", columns="channel.missing_rate")).splitlines()
+    assert [row.split(" | ")[0] for row in rows if row.startswith("| downlink")] == [
+        f"| downlink noise {down}, missing_rate {rate}" for down in ("0", "0.2") for rate in ("0", "0.3")
+    ]
+    titles = [panel.title for panel in built(tmp_path).panels]
+    assert titles[-1] == "mnist, missing_rate 0.3, downlink noise 0.2"

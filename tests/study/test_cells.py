@@ -364,5 +364,8 @@ data:
     assert [channel.settings for channel in channels] == [{}, {"length": 3}, {"length": 30}]
     for cell in cells:  # what its process is told is the same
         assert to_dict(load_config(cell.base, list(cell.overrides))) == to_dict(cell.config)
+    again = text + '  again: {data.name: synthetic, channel.noise: 0.20, channel.missing_rate: 0.1}\n'
+    with pytest.raises(ConfigError, match=r"paper_s0.2_m0.1_local_seed0 and again_\S+ would be one run twice"):
+        cells_of(tmp_path, again)
     with pytest.raises(ConfigError, match=r"data.paper cannot hold channel.noise: write noise"):
         cells_of(tmp_path, text + "noise: [0.1]\n")
