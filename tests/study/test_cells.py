@@ -214,7 +214,7 @@ def test_every_cell_is_checked_first_and_mistakes_have_their_line(tmp_path, text
 
 @pytest.mark.parametrize("values", ["local.lr: [0.01, 1e-2]", "metric: [accuracy/trained, accuracy/received]"])
 def test_values_of_a_grid_that_make_no_other_run_are_refused(tmp_path, values):
-    with pytest.raises(ConfigError, match="twice; give each value"):
+    with pytest.raises(ConfigError, match="twice; leave one out"):
         cells_of(tmp_path, f"{TWO}grid: {{{values}}}\n")
 
 
@@ -291,7 +291,7 @@ def test_methods_of_a_users_file_are_taken_from_beside_the_study(tmp_path):
     (tmp_path / "mine.py").write_text(
         "from jgesr_lightning.aggregators.fedavg import FedAvg\n\n\nclass Mine(FedAvg):\n    pass\n"
     )
-    cells = cells_of(tmp_path, "methods: {./mine.py:Mine: {}, labelled: {name: ./mine.py:Mine}}\ndata: [synthetic]\n")
+    cells = cells_of(tmp_path, "methods: {./mine.py:Mine: {}, labelled: {name: ./mine.py:Mine, local.lr: 0.5}}\ndata: [synthetic]\n")
     assert [cell.name for cell in cells] == ["synthetic_s0.1_Mine_seed0", "synthetic_s0.1_labelled_seed0"]
     assert {cell.config.aggregator.name for cell in cells} == {f"{tmp_path / 'mine.py'}:Mine"}
     for cell in cells:
