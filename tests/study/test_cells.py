@@ -214,7 +214,7 @@ def test_every_cell_is_checked_first_and_mistakes_have_their_line(tmp_path, text
 
 @pytest.mark.parametrize("values", ["local.lr: [0.01, 1e-2]", "metric: [accuracy/trained, accuracy/received]"])
 def test_values_of_a_grid_that_make_no_other_run_are_refused(tmp_path, values):
-    with pytest.raises(ConfigError, match="twice; (give each value|leave one out)"):
+    with pytest.raises(ConfigError, match=r"twice; (give each value|leave one out)"):
         cells_of(tmp_path, f"{TWO}grid: {{{values}}}\n")
 
 
@@ -291,7 +291,8 @@ def test_methods_of_a_users_file_are_taken_from_beside_the_study(tmp_path):
     (tmp_path / "mine.py").write_text(
         "from jgesr_lightning.aggregators.fedavg import FedAvg\n\n\nclass Mine(FedAvg):\n    pass\n"
     )
-    cells = cells_of(tmp_path, "methods: {./mine.py:Mine: {}, labelled: {name: ./mine.py:Mine, local.lr: 0.5}}\ndata: [synthetic]\n")
+    methods = "{./mine.py:Mine: {}, labelled: {name: ./mine.py:Mine, local.lr: 0.5}}"
+    cells = cells_of(tmp_path, f"methods: {methods}\ndata: [synthetic]\n")
     assert [cell.name for cell in cells] == ["synthetic_s0.1_Mine_seed0", "synthetic_s0.1_labelled_seed0"]
     assert {cell.config.aggregator.name for cell in cells} == {f"{tmp_path / 'mine.py'}:Mine"}
     for cell in cells:
@@ -364,7 +365,7 @@ data:
     assert [channel.settings for channel in channels] == [{}, {"length": 3}, {"length": 30}]
     for cell in cells:  # what its process is told is the same
         assert to_dict(load_config(cell.base, list(cell.overrides))) == to_dict(cell.config)
-    again = text + '  again: {data.name: synthetic, channel.noise: 0.20, channel.missing_rate: 0.1}\n'
+    again = text + "  again: {data.name: synthetic, channel.noise: 0.20, channel.missing_rate: 0.1}\n"
     with pytest.raises(ConfigError, match=r"paper_s0.2_m0.1_local_seed0 and again_\S+ would be one run twice"):
         cells_of(tmp_path, again)
     with pytest.raises(ConfigError, match=r"data.paper cannot hold channel.noise: write noise"):
