@@ -135,8 +135,9 @@ def start(config: Config, data: FederatedDataModule, device_type: str) -> Start:
 def _check_together(link: OwnUplink, aggregator: Aggregator, downlink: Downlink) -> None:
     """Raise ValueError for a method, or a way back, that does not go with a link of somebody's own."""
     what, name = label(link.name), aggregator.name
-    doubts = {"own=clean": aggregator.own == "clean", "a downlink that is not perfect": not downlink.is_perfect}
-    for doubt in (words for words, holds in doubts.items() if holds and "previous" in link.named):
+    doubt = "" if downlink.is_perfect else "a downlink that is not perfect"
+    doubt = "own=clean" if aggregator.own == "clean" else doubt
+    if doubt and "previous" in link.named:
         raise ValueError(
             f"channel.name is {what!r}, which asks for `previous`; with {doubt} the server does not know what a client "
             "goes on from"

@@ -49,6 +49,29 @@ def run(federation):
     return federation.run(state), state
 
 
+def watched(federation, *, seen):
+    """Let what the method is given and makes be noted in `seen`, round by round."""
+    whole = federation.plan.aggregator.forward
+
+    def forward(received, *arguments, previous, **keywords):
+        out = whole(received, *arguments, previous=previous, **keywords)
+        seen.append((out, previous.clone(), federation.plan.collector.trained.clone()))
+        return out
+
+    federation.plan.aggregator.forward = forward
+
+
+def gone_on(folder, **common):
+    """Run on from the newest checkpoint in `folder`, to the end."""
+    federation = small_federation(**common)
+    newest = checkpoint.newest(folder)
+    shared = checkpoint.read_shared(newest)
+    state = checkpoint.load(newest, shared, federation.plan.sharding, torch.device("cpu"))
+    federation.plan.aggregator.load_state(shared["aggregator"])
+    assert federation.run(state) == "finished"
+    return state
+
+
 def test_hooks_in_order_and_one_record_a_round():
     recorder = Recorder()
     status, state = run(small_federation([recorder], rounds=2))
@@ -313,12 +336,7 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path, method, settings):
     _, straight = run(small_federation(rounds=6, **common))
     first = small_federation([Checkpoint(tmp_path, 1, {}, keep_trained=False)], rounds=3, **common)
     run(first)
-    second = small_federation(rounds=6, **common)
-    folder = checkpoint.newest(tmp_path)
-    shared = checkpoint.read_shared(folder)
-    state = checkpoint.load(folder, shared, second.plan.sharding, torch.device("cpu"))
-    second.plan.aggregator.load_state(shared["aggregator"])
-    assert second.run(state) == "finished"
+    state = gone_on(tmp_path, rounds=6, **common)
     assert torch.equal(state.models, straight.models)
     for resumed, whole in zip(state.records, straight.records, strict=True):
         assert repr(resumed.clients) == repr(whole.clients)  # as text, since NaN equals nothing
@@ -487,15 +505,8 @@ def test_a_client_puts_its_own_model_into_what_it_is_sent(settings):
     net = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2)) if settings else None
     common = {"noise": 0.5, "missing_rate": 0.2, "rounds": 3, "participation": 0.75, "net": net}
     federation = small_federation(method="two_step", settings={"own": "clean", **settings}, **common)
-    whole, calls = federation.plan.aggregator.forward, []
-
-    def watched(received, *arguments, previous, **keywords):
-        out = whole(received, *arguments, previous=previous, **keywords)
-        calls.append((out, previous.clone(), federation.plan.collector.trained.clone()))
-        return out
-
-    federation.plan.aggregator.forward = watched
-    recorder = Recorder()
+    calls, recorder = [], Recorder()
+    watched(federation, seen=calls)
     federation.plan.fabric._callbacks.append(recorder)
     _, state = run(federation)
     held = [*(recorder.sent[number] for number in (2, 3)), state.models]
@@ -547,18 +558,6 @@ def test_a_client_whose_training_broke_starts_from_what_was_sent():
     start, anchors = federation._ends(state)
     assert torch.equal(start[1], state.models[1]) and torch.equal(start[0], own[0])
     assert torch.equal(anchors, state.models)
-
-
-def watched(federation, *, seen):
-    """Let what the method is given and makes be noted in `seen`, round by round."""
-    whole = federation.plan.aggregator.forward
-
-    def forward(received, *arguments, previous, **keywords):
-        out = whole(received, *arguments, previous=previous, **keywords)
-        seen.append((out, previous.clone(), federation.plan.collector.trained.clone()))
-        return out
-
-    federation.plan.aggregator.forward = forward
 
 
 @pytest.mark.parametrize(("method", "settings"), [("fedavg", {}), ("cfl", {}), ("fedamp", {}), ("jgesr", {})])
@@ -618,12 +617,7 @@ def test_a_resumed_run_over_an_imperfect_way_back_ends_with_the_same_bits(tmp_pa
     common = {"method": method, "missing_rate": 0.2, "participation": 0.75, "downlink": Downlink(0.1, 0.3)}
     _, straight = run(small_federation(rounds=6, **common))
     run(small_federation([Checkpoint(tmp_path, 1, {}, keep_trained=method == "fedamp")], rounds=3, **common))
-    second = small_federation(rounds=6, **common)
-    folder = checkpoint.newest(tmp_path)
-    shared = checkpoint.read_shared(folder)
-    state = checkpoint.load(folder, shared, second.plan.sharding, torch.device("cpu"))
-    second.plan.aggregator.load_state(shared["aggregator"])
-    assert second.run(state) == "finished"
+    state = gone_on(tmp_path, rounds=6, **common)
     assert torch.equal(state.models, straight.models) and torch.equal(state.believed, straight.believed)
 
 
