@@ -194,6 +194,10 @@ def load_study(name: str | Path, overrides: Sequence[str] = ()) -> tuple[str, li
     for key, axis in axes.items():
         if not axis:
             raise ConfigError(f"{path}: {key} is empty; give at least one")
+    for key in ("data", "methods"):  # lists of labels; a mapping has each once
+        labels = _several(getattr(study, key))
+        if twice := [label for label in labels if labels.count(label) > 1]:
+            raise ConfigError(f"{path}: {key} has {twice[0]} twice; give each label once")
     loaded: dict[tuple[str, ...], Config] = {}  # reading files takes its time, and neither seeds nor rates change it
 
     def load(key: tuple[str, ...], settings: Settings) -> Config:

@@ -15,8 +15,9 @@ from collections.abc import Callable, Sequence
 
 from jgesr_lightning.arguments import CommandParser, invocation
 from jgesr_lightning.checks import is_count
+from jgesr_lightning.config import ConfigError
 from jgesr_lightning.files import write_text
-from jgesr_lightning.study.cells import choose, find_study, load_study, parse_part
+from jgesr_lightning.study.cells import Cell, choose, find_study, load_study, parse_part
 from jgesr_lightning.study.processes import can_fork, default_workers, training
 from jgesr_lightning.study.runner import run_cells, state
 
@@ -46,9 +47,10 @@ def main(argv: Sequence[str], run: Callable[[Sequence[str]], int]) -> int:
     if not cells:
         teller(f"{name}: this part of the study has no cells")
         return 0
+    workers = default_workers(cells) if arguments.workers is None else min(arguments.workers, len(cells))
+    _refuse_more_devices(cells, workers)
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / FILE, find_study(arguments.study).read_text(encoding="utf-8-sig"))
-    workers = default_workers(cells) if arguments.workers is None else min(arguments.workers, len(cells))
     if workers > 1:
         teller(f"{name}: {len(cells)} cells, {workers} at once")
     outcome = run_cells(cells, training(run, workers, can_fork()), teller, workers)
@@ -62,6 +64,17 @@ def main(argv: Sequence[str], run: Callable[[Sequence[str]], int]) -> int:
     if outcome.stopped_by:
         print(f"stopped by {outcome.stopped_by}; the same command goes on from here", file=sys.stderr)
     return 1 if outcome.failed or outcome.stopped_by else 0
+
+
+def _refuse_more_devices(cells: Sequence[Cell], workers: int) -> None:
+    """Raise ConfigError where cells that run at once, with one device each, are to have several."""
+    for cell in cells if workers > 1 else ():
+        for key in ("devices", "num_nodes"):
+            if (value := getattr(cell.config.runtime, key)) not in ("auto", 1):
+                raise ConfigError(
+                    f"runtime.{key} is {value} for {cell.name}; cells that run {workers} at once (--workers) have one "
+                    f"device each: leave out one of the two"
+                )
 
 
 def _parser() -> CommandParser:

@@ -78,6 +78,8 @@ data: {synthetic: {data.kappa: 0.2}}
         ("methods: {local: {}}\ndata: [synthetic]\nseeds: [0, 0]\n", "comes twice"),
         ("methods: {local: {}}\ndata: [synthetic]\nnoise: [0.1, 0.10]\n", "s0.1_local_seed0 comes twice; give"),
         ("methods: {local: {}}\ndata: [synthetic]\nmissing_rate: [0, 0.0]\n", "would be one run twice"),
+        ("methods: [local, fedavg, local]\ndata: [synthetic]\n", "methods has local twice; give each label once"),
+        ("methods: [local]\ndata: [synthetic, synthetic]\n", "data has synthetic twice"),
         ("seed: 1\nlocal: {lr: 0.1}\n", "is one run, not a study; it is run by: python -m jgesr_lightning train"),
         ("local.lr: 0.1\n", "is one run, not a study"),
         ("methods: [1, {a: 2}]\n", "methods[1] holds keys"),

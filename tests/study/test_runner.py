@@ -286,6 +286,15 @@ def test_listing_runs_nothing(tmp_path, capsys):
     assert not (tmp_path / "runs").exists()
 
 
+def test_cells_that_run_at_once_have_one_device_each(tmp_path, capsys):
+    path = write_study(tmp_path, TWO)
+    arguments = ["study", str(path), f"output_dir={tmp_path / 'runs'}", "--workers", "2", "runtime.devices=2"]
+    assert main(arguments) != 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "runtime.devices is 2 for synthetic_s0.1_local_seed0" in line and "--workers" in line
+    assert not (tmp_path / "runs").exists()
+
+
 DAMAGED = {"no result": '{"status": "finished"}', "list": "[]", "null": "null", "deep": "[" * 100_000, "half": "{"}
 
 
