@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 CHUNK = 4096  # samples that are measured at once
 NAMED = 3  # files that a summary of many names
 
-Split = tuple[Tensor, Tensor]  # inputs, labels
+Arrays = tuple[Tensor | npt.NDArray[Any], Tensor | npt.NDArray[Any]]  # inputs, labels
 
 
 class DataError(ValueError):
@@ -117,8 +118,8 @@ class RawDataset:
 
 def make_dataset(
     name: str,
-    train: Split,
-    test: Split | None,
+    train: Arrays,
+    test: Arrays | None,
     classes: Sequence[str],
     source: Path | None = None,
     **optional: Any,
@@ -127,19 +128,21 @@ def make_dataset(
 
     Args:
         name: name of the data set.
-        train: inputs and labels, as RawDataset describes them.
+        train: inputs and labels, as RawDataset describes them: tensors, or NumPy arrays.
         test: the same of the test part; None where there is none.
         classes: name of each class.
         source: file or folder that messages name.
-        optional: train_clients, test_clients, clients, left_out, features of RawDataset. Names may be those of files:
-            what no text file can hold in one line is written as an escape.
+        optional: train_clients, test_clients (tensors, or NumPy arrays), clients, left_out, features of RawDataset.
+            Names may be those of files: what no text file can hold in one line is written as an escape.
 
     Raises:
         DataError: inputs, labels and classes do not fit together.
 
     """
-    inputs, labels = train
-    test_inputs, test_labels = (inputs[:0], labels[:0]) if test is None else test
+    inputs, labels = map(torch.as_tensor, train)
+    test_inputs, test_labels = (inputs[:0], labels[:0]) if test is None else map(torch.as_tensor, test)
+    for key in {"train_clients", "test_clients"} & optional.keys():
+        optional[key] = None if optional[key] is None else torch.as_tensor(optional[key])
     optional["clients"] = tuple(map(printable, optional.get("clients", ())))
     optional["left_out"] = printable(optional.get("left_out", ""))
     try:

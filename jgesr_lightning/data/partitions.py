@@ -142,6 +142,7 @@ def make_partition(
         ValueError: unknown name, or a partition that cannot be had or does not fit; DataError where a file is to blame.
 
     """
+    checks.whole("num_clients", num_clients, at_least=1)
     used = np.arange(len(labels)) if subset is None else subset
     if isinstance(partition, str) and partition.endswith(names.ENDINGS["partitions"]):
         where = f"data.partition: {partition}"

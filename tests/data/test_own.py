@@ -8,14 +8,14 @@ import struct
 import sys
 import zipfile
 import zlib
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from jgesr_lightning.data import DataError, FederatedDataModule, load_dataset
+from jgesr_lightning.data import DataError, FederatedDataModule, load_dataset, make_dataset
 from jgesr_lightning.data.dataset import statistics
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -831,3 +831,18 @@ def test_a_run_goes_on_with_the_data_that_it_began_with_alone(tmp_path):
     save(tmp_path / "set.npz", x=many, y=labels)
     with pytest.raises(ConfigError, match=r"the data of .*run are others by now"):
         own_accuracies(open_trained(tmp_path / "run"), "received")
+
+
+def test_a_set_of_arrays_is_that_of_their_tensors():
+    x, y, who = RNG.random((30, 4), dtype=np.float32), np.arange(30) % 3, np.arange(20) % 2
+
+    def made(of):
+        train, test = (of(x[:20]), of(y[:20])), (of(x[20:]), of(y[20:]))
+        return make_dataset("mine", train, test, "abc", train_clients=of(who), clients="ab")
+
+    arrays, tensors = made(np.asarray), made(torch.from_numpy)
+    for name in (field.name for field in fields(arrays)):
+        one, other = getattr(arrays, name), getattr(tensors, name)
+        assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+    with pytest.raises(DataError, match="float64"):
+        make_dataset("mine", (x.astype(float), y), None, "abc")

@@ -235,3 +235,9 @@ def test_the_data_module_takes_every_partition(tmp_path, monkeypatch, name):
     assert ("leaves out 1000 of 4000 samples" in data.left_out) == (name == "file")
     if name == "natural":
         assert all(set(owners[data.train_indices(k)]) | set(owners[data.test_indices(k)]) == {k} for k in range(4))
+
+
+@pytest.mark.parametrize("clients", [0, -1, 2.5])
+def test_a_number_of_clients_that_is_none_is_named(clients):
+    with pytest.raises(ValueError, match="num_clients"):
+        make_partition("iid", LABELS, clients)
