@@ -5,10 +5,10 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import Field
 
@@ -32,6 +32,7 @@ from jgesr_lightning.config import (
     to_dict,
     written,
 )
+from jgesr_lightning.config.schema import ChannelConfig
 from jgesr_lightning.config.section import looks_like
 from jgesr_lightning.config.written import read_tree
 from jgesr_lightning.identity import condition, digest, flatten, number_text, relocated, seed_of
@@ -182,55 +183,18 @@ def load_study(name: str | Path, overrides: Sequence[str] = ()) -> tuple[str, li
     output = user_path(given.pop("output_dir", "runs")) / path.stem
     shared = study.settings | ({"metric": written(study.metric, places["metric"])} if study.metric else {})
     _refuse_own(study, path, places)
-    grid = [_settings(f"grid.{key}", values, places) for key, values in study.grid.items()]
-    axes: dict[str, Sequence[Any]] = {
-        "seeds": _several(study.seeds),
-        "data": list(_labelled(study.data).items()),
-        "noise": _settings("noise", study.noise, places),
-        "missing_rate": _settings("missing_rate", study.missing_rate, places),
-        "grid": list(itertools.product(*grid)),
-        "methods": list(_labelled(study.methods).items()),
-    }
-    for key, axis in axes.items():
-        if not axis:
-            raise ConfigError(f"{path}: {key} is empty; give at least one")
-    for key in ("data", "methods"):  # lists of labels; a mapping has each once
-        labels = _several(getattr(study, key))
-        if twice := [label for label in labels if labels.count(label) > 1]:
-            raise ConfigError(f"{path}: {key} has {twice[0]} twice; give each label once")
-    loaded: dict[tuple[str, ...], Config] = {}  # reading files takes its time, and neither seeds nor rates change it
-
-    def load(key: tuple[str, ...], settings: Settings) -> Config:
-        if key not in loaded:
-            loaded[key] = load_config(study.base, [f"{key}={value}" for key, value in given.items()], settings=settings)
-        return loaded[key]
-
+    axes = _axes(study, path, places)
+    loaded = _Loaded(study.base, given)
     cells: dict[str, Cell] = {}
     known: dict[str, str] = {}
-    for seed, (data, of_data), noise, missing, chosen, (label, of_method) in itertools.product(*axes.values()):
-        method = {(key if "." in key else f"aggregator.{key}"): value for key, value in of_method.items()}
-        of_axes = {
-            "data.name": None if data is None else written(names.resolve(data, path.parent)),
-            "channel.noise": noise,
-            "channel.missing_rate": missing,
-        }
-        settings = {
-            **{key: value for key, value in of_axes.items() if value is not None},
-            "aggregator.name": written(names.resolve(label, path.parent)),
-            **shared,
-            **dict(zip(study.grid, chosen, strict=True)),
-            **of_data,
-            **method,
-        }
-        config = load((str(data), label, *map(str, chosen)), settings)
-        levels = {key: value for key, value in (("noise", noise), ("missing_rate", missing)) if value is not None}
-        channel = config.channel.replace(
-            **{key: getattr(load((key, str(value)), settings).channel, key) for key, value in levels.items()}
-        )
-        seed = config.seed if seed is None else seed
+    for point in itertools.starmap(_Point, itertools.product(*axes)):
+        settings = _settings_of(point, shared, study.grid, path.parent)
+        config, channel = loaded.config(point, settings), loaded.channel(point, settings)
+        seed = config.seed if point.seed is None else point.seed
         lost = channel.missing_rate  # zero as it is written: the shipped studies have runs of both m0 and m0.0
-        rate = f"_m{_named(lost) if lost else missing}" if lost or len(axes["missing_rate"]) > 1 else ""
-        words = [names.word(text) for text in (data or config.data.name, label, *map(_named, chosen))]
+        rate = f"_m{_named(lost) if lost else point.missing_rate}" if lost or len(axes.missing_rate) > 1 else ""
+        data, method = point.data[0] or config.data.name, point.method[0]
+        words = [names.word(text) for text in (data, method, *map(_named, point.grid))]
         cell = "_".join([f"{words[0]}_s{_named(channel.noise)}{rate}", *words[1:], f"seed{seed}"])
         own = {"seed": str(seed), "name": cell, "output_dir": str(output)}
         arguments = {**{key: as_argument(value) for key, value in in_full(settings).items()}, **given, **own}
@@ -248,7 +212,95 @@ def load_study(name: str | Path, overrides: Sequence[str] = ()) -> tuple[str, li
     return path.stem, list(cells.values())
 
 
-def _named(value: Setting | float) -> str:
+class _Axes(NamedTuple):
+    """The values of each axis; a cell is a `_Point`, the seed moving slowest."""
+
+    seed: Sequence[int | None]
+    data: Sequence[tuple[str | None, Settings]]
+    noise: Sequence[Setting | None]
+    missing_rate: Sequence[Setting | None]
+    grid: Sequence[tuple[Setting | None, ...]]
+    method: Sequence[tuple[str, Settings]]
+
+
+class _Point(NamedTuple):
+    """A cell's value of each of the `_Axes`: None where the base's holds; labels with their settings."""
+
+    seed: int | None
+    data: tuple[str | None, Settings]
+    noise: Setting | None
+    missing_rate: Setting | None
+    grid: tuple[Setting | None, ...]
+    method: tuple[str, Settings]
+
+
+def _axes(study: StudyFile, path: Path, places: Mapping[str, str]) -> _Axes:
+    """Return the axes of a study; ConfigError where one is empty, or a list has a label twice."""
+    for key in ("data", "methods"):  # a mapping has each label once
+        labels = _several(getattr(study, key))
+        if twice := [label for label in labels if labels.count(label) > 1]:
+            raise ConfigError(f"{path}: {key} has {twice[0]} twice; give each label once")
+    grid = [_settings(f"grid.{key}", values, places) for key, values in study.grid.items()]
+    axes = _Axes(
+        _several(study.seeds),
+        list(_labelled(study.data).items()),
+        _settings("noise", study.noise, places),
+        _settings("missing_rate", study.missing_rate, places),
+        list(itertools.product(*grid)),
+        list(_labelled(study.methods).items()),
+    )
+    for key, axis in zip(("seeds", "data", "noise", "missing_rate", "grid", "methods"), axes, strict=True):
+        if not axis:
+            raise ConfigError(f"{path}: {key} is empty; give at least one")
+    return axes
+
+
+def _settings_of(point: _Point, shared: Settings, grid: Iterable[str], folder: Path) -> Settings:
+    """Return a cell's settings; what stands nearer to it wins. Files are looked for from `folder`."""
+    (data, of_data), (label, of_method) = point.data, point.method
+    of_axes = {
+        "data.name": None if data is None else written(names.resolve(data, folder)),
+        "channel.noise": point.noise,
+        "channel.missing_rate": point.missing_rate,
+    }
+    return {
+        **{key: value for key, value in of_axes.items() if value is not None},
+        "aggregator.name": written(names.resolve(label, folder)),
+        **shared,
+        **dict(zip(grid, point.grid, strict=True)),
+        **of_data,
+        **{(key if "." in key else f"aggregator.{key}"): value for key, value in of_method.items()},
+    }
+
+
+class _Loaded:
+    """The configurations of a study; reading takes its time, and neither seeds nor levels of the link change them."""
+
+    def __init__(self, base: str, given: Mapping[str, str]) -> None:
+        self._base, self._given = base, [f"{key}={value}" for key, value in given.items()]
+        self._configs: dict[tuple[str, ...], Config] = {}
+
+    def config(self, point: _Point, settings: Settings) -> Config:
+        """Return a cell's configuration, perhaps with the seed and the link of another."""
+        return self._load((str(point.data[0]), point.method[0], *map(str, point.grid)), settings)
+
+    def channel(self, point: _Point, settings: Settings) -> ChannelConfig:
+        """Return a cell's link."""
+        levels = {"noise": point.noise, "missing_rate": point.missing_rate}
+        own = {
+            key: getattr(self._load((key, str(value)), settings).channel, key)
+            for key, value in levels.items()
+            if value is not None
+        }
+        return self.config(point, settings).channel.replace(**own)
+
+    def _load(self, key: tuple[str, ...], settings: Settings) -> Config:
+        if key not in self._configs:
+            self._configs[key] = load_config(self._base, self._given, settings=settings)
+        return self._configs[key]
+
+
+def _named(value: Setting | float | None) -> str:
     """Return a value as names of cells have it: a number in one way, however it was written.
 
     >>> [_named(written(text)) for text in ("1.0", "1e-1", "007", "0.0", "full")]
