@@ -49,8 +49,8 @@ def test_every_block_of_the_page_runs(tmp_path, monkeypatch, capsys):
             assert not [line for line in content.splitlines() if not is_shown(line, output)]
         else:
             assert language == "toml"
-    assert commands == 26
-    assert len(accuracies) == 2 * 14 and min(accuracies) > 75  # they learn: at most half of them is chance
+    assert commands == 27
+    assert len(accuracies) == 2 * 15 and min(accuracies) > 75  # they learn: at most half of them is chance
     assert "Trimmed (share=0.25)" in output  # the study's table
     assert re.search(r"^shades/dark/3.png,(dark|light),", output, re.MULTILINE)
     assert {path.name for path in (tmp_path / "runs").iterdir()} >= {"trimmed", "hospitals", "from_python"}
