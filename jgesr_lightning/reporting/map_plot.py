@@ -17,7 +17,8 @@ STARS = (
     "* the 95 % interval (Student's t, paired by seed) leaves out zero; ** the one corrected for the number of methods "
     "in the cell (Holm) does, too"
 )
-_CELL = (0.8, 0.58)  # inches: three lines of 11 characters
+_CELL = (0.8, 0.58)  # inches: three lines of nine wide characters
+_LETTER = 0.085  # inches: a wide one
 _LETTERS, _LINES = 11, 2  # of a method's name in a cell
 _PER_ROW = 2  # panels side by side
 _TINT = 0.35
@@ -39,7 +40,9 @@ def map_figure(found: Map, panels: Sequence[Panel] | None = None) -> Figure:
     # the same in all of a map's pictures
     names, told = short_names([label for label in found.labels if label in leaders], found.names)
     drawn = {spot.leader for panel in shown_panels for spot in panel.spots.values()}
-    cell = (_CELL[0], _CELL[1] + 0.13 * (max(name.count("\n") for name in names.values()) > 1))
+    lines = [name.split("\n") for name in names.values()]
+    longest = max(len(line) for name in lines for line in name)
+    cell = (max(_CELL[0], _LETTER * longest), _CELL[1] + 0.13 * (max(map(len, lines)) > 2))
     colours = {label: style["color"] for label, style in looks(found.labels).items()}
     across = min(_PER_ROW, len(shown_panels))
     down = -(-len(shown_panels) // across)

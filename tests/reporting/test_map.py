@@ -71,6 +71,18 @@ def test_the_lead_and_whether_three_seeds_can_tell(tmp_path):
     assert frames(figure) == []
 
 
+@pytest.mark.parametrize("name", ["jgesr_uniform_own_memory", "jgesr_uniform_own", "memory", "robust"])
+def test_what_stands_in_a_cell_fits_into_it(tmp_path, name):
+    plane(tmp_path, noises=(0.1, 0.5, 1, 2), kappas=(0.05, 0.1, 0.3, 1, 10))
+    figure = map_figure(built(tmp_path, names=dict.fromkeys(("fedavg", "jgesr", "local"), name)))
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    (left, bottom), (right, top) = axes.transData.transform([(0, 1), (1, 0)])
+    for text in axes.texts:
+        box = text.get_window_extent()
+        assert box.width <= right - left and box.height <= top - bottom
+
+
 def test_a_clear_lead_is_framed_and_a_baselines_stands_in_brackets(tmp_path):
     runs(tmp_path, "local", [0.90, 0.92, 0.91])
     runs(tmp_path, "fedavg", [0.80, 0.81, 0.82])
