@@ -141,8 +141,9 @@ def make_dataset(
     """
     inputs, labels = map(torch.as_tensor, train)
     test_inputs, test_labels = (inputs[:0], labels[:0]) if test is None else map(torch.as_tensor, test)
-    for key in {"train_clients", "test_clients"} & optional.keys():
-        optional[key] = None if optional[key] is None else torch.as_tensor(optional[key])
+    for key in ("train_clients", "test_clients"):
+        if optional.get(key) is not None:
+            optional[key] = torch.as_tensor(optional[key])
     optional["clients"] = tuple(map(printable, optional.get("clients", ())))
     optional["left_out"] = printable(optional.get("left_out", ""))
     try:

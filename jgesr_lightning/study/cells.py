@@ -187,12 +187,12 @@ def load_study(name: str | Path, overrides: Sequence[str] = ()) -> tuple[str, li
     loaded = _Loaded(study.base, given)
     cells: dict[str, Cell] = {}
     known: dict[str, str] = {}
-    for point in itertools.starmap(_Point, itertools.product(*axes)):
+    for point in itertools.starmap(_Point, itertools.product(*axes.values())):
         settings = _settings_of(point, shared, study.grid, path.parent)
         config, channel = loaded.config(point, settings), loaded.channel(point, settings)
         seed = config.seed if point.seed is None else point.seed
         lost = channel.missing_rate  # zero as it is written: the shipped studies have runs of both m0 and m0.0
-        rate = f"_m{_named(lost) if lost else point.missing_rate}" if lost or len(axes.missing_rate) > 1 else ""
+        rate = f"_m{_named(lost) if lost else point.missing_rate}" if lost or len(axes["missing_rate"]) > 1 else ""
         data, method = point.data[0] or config.data.name, point.method[0]
         words = [names.word(text) for text in (data, method, *map(_named, point.grid))]
         cell = "_".join([f"{words[0]}_s{_named(channel.noise)}{rate}", *words[1:], f"seed{seed}"])
@@ -212,19 +212,8 @@ def load_study(name: str | Path, overrides: Sequence[str] = ()) -> tuple[str, li
     return path.stem, list(cells.values())
 
 
-class _Axes(NamedTuple):
-    """The values of each axis; a cell is a `_Point`, the seed moving slowest."""
-
-    seed: Sequence[int | None]
-    data: Sequence[tuple[str | None, Settings]]
-    noise: Sequence[Setting | None]
-    missing_rate: Sequence[Setting | None]
-    grid: Sequence[tuple[Setting | None, ...]]
-    method: Sequence[tuple[str, Settings]]
-
-
 class _Point(NamedTuple):
-    """A cell's value of each of the `_Axes`: None where the base's holds; labels with their settings."""
+    """A cell's value of each of the `_axes`, in order: None where the base's holds; labels with their settings."""
 
     seed: int | None
     data: tuple[str | None, Settings]
@@ -234,22 +223,22 @@ class _Point(NamedTuple):
     method: tuple[str, Settings]
 
 
-def _axes(study: StudyFile, path: Path, places: Mapping[str, str]) -> _Axes:
-    """Return the axes of a study; ConfigError where one is empty, or a list has a label twice."""
+def _axes(study: StudyFile, path: Path, places: Mapping[str, str]) -> dict[str, Sequence[Any]]:
+    """Return the values of each axis of a study, the slowest first; ConfigError for none, or for a label twice."""
     for key in ("data", "methods"):  # a mapping has each label once
         labels = _several(getattr(study, key))
         if twice := [label for label in labels if labels.count(label) > 1]:
             raise ConfigError(f"{path}: {key} has {twice[0]} twice; give each label once")
     grid = [_settings(f"grid.{key}", values, places) for key, values in study.grid.items()]
-    axes = _Axes(
-        _several(study.seeds),
-        list(_labelled(study.data).items()),
-        _settings("noise", study.noise, places),
-        _settings("missing_rate", study.missing_rate, places),
-        list(itertools.product(*grid)),
-        list(_labelled(study.methods).items()),
-    )
-    for key, axis in zip(("seeds", "data", "noise", "missing_rate", "grid", "methods"), axes, strict=True):
+    axes: dict[str, Sequence[Any]] = {
+        "seeds": _several(study.seeds),
+        "data": list(_labelled(study.data).items()),
+        "noise": _settings("noise", study.noise, places),
+        "missing_rate": _settings("missing_rate", study.missing_rate, places),
+        "grid": list(itertools.product(*grid)),
+        "methods": list(_labelled(study.methods).items()),
+    }
+    for key, axis in axes.items():
         if not axis:
             raise ConfigError(f"{path}: {key} is empty; give at least one")
     return axes

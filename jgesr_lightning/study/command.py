@@ -73,7 +73,7 @@ def _refuse_more_devices(cells: Sequence[Cell], workers: int) -> None:
             if (value := getattr(cell.config.runtime, key)) not in ("auto", 1):
                 raise ConfigError(
                     f"runtime.{key} is {value} for {cell.name}; cells that run {workers} at once (--workers) have one "
-                    f"device each: leave out one of the two"
+                    "device each: leave out one of the two"
                 )
 
 
